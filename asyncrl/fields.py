@@ -1,0 +1,141 @@
+"""The field catalogue: the one place where the name, dtype, ragged axis, producer and consumers of every column are spelled.
+
+`asyncrl fields` prints it, `docs/fields.md` is generated from it, and the stage wrapper checks every read and write against it.
+Axes: `prompt` (P tokens), `response` (R tokens, observations included), `sequence` (L = P + R), `none` (one value a trajectory).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from asyncrl.errors import FieldError
+
+
+class Axis(StrEnum):
+    """Which length a row of the field has."""
+
+    PROMPT = "prompt"
+    RESPONSE = "response"
+    SEQUENCE = "sequence"
+    NONE = "none"
+
+
+class Evidence(StrEnum):
+    """Where our knowledge of a field comes from: the data-protocol document, a peer's source, or our own tests."""
+
+    SEED = "seed"
+    SOURCE = "source"
+    TESTED = "tested"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One column. `dtype` is a torch dtype name, or `object` for JSON-like values."""
+
+    name: str
+    dtype: str
+    axis: Axis
+    producer: str
+    consumers: tuple[str, ...]
+    when: str
+    evidence: Evidence = Evidence.SEED
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.dtype != "object"
+
+
+def _fields(*rows: tuple[str, str, str, str, str, str, Evidence]) -> dict[str, Field]:
+    return {
+        name: Field(
+            name=name,
+            dtype=dtype,
+            axis=Axis(axis),
+            producer=producer,
+            consumers=tuple(consumers.split()),
+            when=when,
+            evidence=evidence,
+        )
+        for name, dtype, axis, producer, consumers, when, evidence in rows
+    }
+
+
+_SEED, _SOURCE, _TESTED = Evidence.SEED, Evidence.SOURCE, Evidence.TESTED
+
+CATALOGUE: dict[str, Field] = _fields(
+    # name, dtype, axis, producer, consumers, when it exists, evidence
+    ("raw_prompt", "object", "none", "dataset", "agents", "every row", _SEED),
+    ("data_source", "object", "none", "dataset", "rewards observe", "every row", _SEED),
+    ("reward_model", "object", "none", "dataset", "rewards", "every row that a rule scores", _SEED),
+    ("extra_info", "object", "none", "dataset", "agents rewards", "every row", _SEED),
+    ("index", "object", "none", "dataset", "observe", "every row: extra_info.index, else the row's number", _SEED),
+    ("tools_kwargs", "object", "none", "dataset", "agents", "every row: extra_info.tools_kwargs, else empty", _SEED),
+    ("interaction_kwargs", "object", "none", "dataset", "agents", "every row: extra_info.interaction_kwargs, else empty", _SEED),
+    ("dummy_tensor", "uint8", "none", "dataset", "dataset", "every collated batch: keeps an all-object batch countable", _SEED),
+    ("uid", "object", "none", "feed", "agents replay advantage", "every group", _SEED),
+    ("session_id", "int64", "none", "agents", "advantage observe", "every trajectory", _SEED),
+    ("prompts", "int64", "prompt", "agents", "log_prob ref_log_prob update_actor observe", "every trajectory", _SEED),
+    ("responses", "int64", "response", "agents", "log_prob ref_log_prob update_actor observe", "every trajectory", _SEED),
+    ("response_mask", "bool", "response", "agents", "advantage update_actor observe", "every trajectory", _SEED),
+    ("loss_mask", "bool", "response", "agents", "update_actor", "every trajectory: equal to response_mask, immutable", _SEED),
+    ("input_ids", "int64", "sequence", "agents", "log_prob ref_log_prob update_actor", "every trajectory", _SEED),
+    ("attention_mask", "bool", "sequence", "protocol", "log_prob update_actor", "padded layout only", _SEED),
+    ("position_ids", "int64", "sequence", "agents", "log_prob ref_log_prob update_actor", "every trajectory", _SEED),
+    ("multi_modal_inputs", "object", "none", "agents", "log_prob update_actor", "rows with images or audio (refused for now)", _SEED),
+    ("rollout_log_probs", "float32", "response", "agents", "old_log_prob advantage update_actor", "engine gives log-probs", _SEED),
+    ("token_versions", "int32", "response", "agents", "replay update_actor", "every trajectory; -1 where no policy sampled", _TESTED),
+    ("reward_score", "float32", "none", "rewards", "observe", "every finished session", _SEED),
+    ("rm_scores", "float32", "response", "agents", "advantage", "every finished session: the score on the last policy token", _SEED),
+    ("extra_fields", "object", "none", "agents", "observe", "every trajectory", _SEED),
+    ("num_turns", "int64", "none", "agents", "observe", "every trajectory", _SEED),
+    ("old_log_probs", "float32", "response", "old_log_prob", "update_actor advantage", "unless elided (one on-policy update)", _SEED),
+    ("entropy", "float32", "response", "old_log_prob", "observe", "old log-probs are recomputed", _SEED),
+    ("ref_log_prob", "float32", "response", "ref_log_prob", "advantage update_actor", "a KL term is on", _SEED),
+    ("values", "float32", "response", "values", "advantage update_critic", "a critic is on", _SEED),
+    ("token_level_scores", "float32", "response", "advantage", "advantage observe", "every step", _SEED),
+    ("token_level_rewards", "float32", "response", "advantage", "advantage observe", "every step: scores less the KL penalty", _SEED),
+    ("advantages", "float32", "response", "advantage", "update_actor", "every step", _SEED),
+    ("returns", "float32", "response", "advantage", "update_critic observe", "every step", _SEED),
+    ("rollout_is_weights", "float32", "response", "correction", "update_actor", "off-policy correction is on", _SOURCE),
+    ("loss_weights", "float32", "response", "correction", "update_actor observe", "rejection is on; 0 = rejected", _TESTED),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagField:
+    """One entry of a tag: cheap metadata that stays on the controller."""
+
+    name: str
+    type: type
+    on: str
+    meaning: str
+
+
+TAGS: dict[str, TagField] = {
+    name: TagField(name=name, type=kind, on=on, meaning=meaning)
+    for name, kind, on, meaning in (
+        ("is_prompt", bool, "prompt", "true on the key of a group"),
+        ("status", str, "both", "prompt: pending, running, finished or failure; trajectory: finished"),
+        ("global_steps", int, "both", "weight version when the group was admitted or the session dispatched"),
+        ("failure", str, "prompt", "why a group failed: class and message of the first failed session"),
+        ("prompt_len", int, "trajectory", "number of prompt tokens"),
+        ("response_len", int, "trajectory", "number of response tokens, observations included"),
+        ("seq_len", int, "trajectory", "prompt_len + response_len"),
+        ("policy_len", int, "trajectory", "response_mask.sum(): tokens that the policy sampled"),
+        ("min_global_steps", int, "trajectory", "oldest weight version among its policy tokens"),
+        ("max_global_steps", int, "trajectory", "newest weight version among its policy tokens"),
+        ("is_padding", bool, "trajectory", "a row that only fills a mesh: outside every loss, metric and count"),
+    )
+}
+
+
+def field(name: str) -> Field:
+    """The catalogue's entry. Raises FieldError for a name that is not in it."""
+    try:
+        return CATALOGUE[name]
+    except KeyError:
+        raise FieldError(f"field {name!r} is not in the catalogue (asyncrl/fields.py); add an entry before writing it") from None
+
+
+def names_of(fields: Iterable[Field]) -> frozenset[str]:
+    return frozenset(entry.name for entry in fields)

@@ -1,0 +1,249 @@
+"""Protocols between rooms, and the plain data that travels through them.
+
+A room sees its neighbours only through this page, which is what lets the simulator stand in for any edge: `World` (time, randomness,
+blocking work), `RolloutEngine` (generation), `RewardScorer` (reward) and `ActorPort` (training) are the four edges of the controller.
+Nothing here imports torch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import torch
+
+T = TypeVar("T")
+
+Json = Any
+"""A value that came from outside as JSON: None, bool, int, float, str, list or dict of these."""
+
+Messages = list[dict[str, Json]]
+"""Chat messages as Hugging Face templates take them: each has `role` and `content`, perhaps `tool_calls`."""
+
+
+# --- the world ------------------------------------------------------------------------------------------------------------------
+
+
+class World(Protocol):
+    """The only door to time, randomness, ids and blocking work. One a run; the simulator has its own."""
+
+    def now(self) -> float:
+        """Seconds on the running loop's clock; only differences mean anything."""
+        ...
+
+    def wall_time(self) -> float:
+        """Seconds since 1970, for logs only."""
+        ...
+
+    def seed(self, *parts: str | int) -> int:
+        """A 63-bit number that is a pure function of the run's seed and `parts`, on every machine and Python."""
+        ...
+
+    def uid(self, number: int) -> str:
+        """The uid of the `number`-th admitted group of this run (RECOVERY rule 1): 16 hex digits."""
+        ...
+
+    async def offload(self, function: Callable[..., T], *args: object, pool: str = "files", timeout_s: float | None = None) -> T:
+        """Run blocking work off the loop, in the named pool: `files`, `model` (one thread) or `tools` (many).
+
+        Raises DeadlineError after `timeout_s`; the thread cannot be stopped and is counted in `abandoned(pool)` until it ends.
+        """
+        ...
+
+    def abandoned(self, pool: str) -> int:
+        """Threads of the pool still busy with work whose deadline has passed."""
+        ...
+
+
+# --- generation -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to sample. `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. Filters apply in the order temperature, top-k, top-p."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    max_tokens: int = 256
+    """New tokens at most; the model's context may stop earlier."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Each ends the generation and is part of the result."""
+    stop_strings: tuple[str, ...] = ()
+    """The generation ends with the token that completes one of them; that token is part of the result."""
+
+
+class StopReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"  # a stop token or stop string
+    LENGTH = "length"  # max_tokens
+    CONTEXT = "context"  # the model's context is full
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One generate call. `seed` names the random stream: token k of the answer draws from (seed, position), so it does not depend on
+    neighbours in the batch. A retry of a session uses the same seeds."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSpan:
+    """Tokens `[start, end)` of a generation were sampled from weights `version`."""
+
+    start: int
+    end: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What an engine sampled. log_probs: natural logs under the distribution sampled from (temperature and filters applied), finite,
+    one a token. version_spans cover all tokens in order without gaps; empty when there is no token."""
+
+    token_ids: list[int]
+    log_probs: list[float]
+    version_spans: list[VersionSpan]
+    stop_reason: StopReason
+
+    def token_versions(self) -> list[int]:
+        return [span.version for span in self.version_spans for _ in range(span.start, span.end)]
+
+
+class WeightSnapshot(Protocol):
+    """Weights that nobody changes any more: full tensors by Hugging Face parameter name, float32 unless the model says otherwise."""
+
+    @property
+    def tensors(self) -> "Mapping[str, torch.Tensor]": ...
+
+
+class RolloutEngine(Protocol):
+    """Generates tokens; an async context manager. Every engine passes tests/rollout/conformance.py."""
+
+    @property
+    def version(self) -> int:
+        """Weight version that the next decode step samples from."""
+        ...
+
+    @property
+    def context_len(self) -> int:
+        """Tokens of prompt plus answer that fit at most."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Raises PromptTooLongError when no new token fits, EngineError when the engine dies. Cancelling frees the slot."""
+        ...
+
+    async def publish(self, version: int, snapshot: WeightSnapshot) -> None:
+        """Swap weights between two decode steps; returns when swapped. Running rows go on with their cache recomputed."""
+        ...
+
+    async def pause(self) -> None:
+        """No decode step starts until `resume`; returns when the one in flight is done."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    def stats(self) -> dict[str, float]:
+        """Counters: generated_tokens, running, waiting, free_slots, discarded (results whose future was already done), ..."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
+    ) -> None: ...
+
+
+# --- prompts, sessions and rewards ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One admitted dataset row on its way to its sessions."""
+
+    uid: str
+    messages: Messages
+    data_source: str
+    ground_truth: Json = None
+    extra_info: dict[str, Json] = field(default_factory=dict)
+    tools_kwargs: dict[str, Json] = field(default_factory=dict)
+    columns: dict[str, Json] = field(default_factory=dict)
+    """Other columns of the row, untouched."""
+    global_steps: int = 0
+    """Weight version when the group was admitted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardRequest:
+    """What a reward function sees of a trajectory. The names follow verl's `compute_score`."""
+
+    data_source: str
+    solution_str: str
+    """Text of the last assistant turn, without special tokens."""
+    ground_truth: Json
+    extra_info: dict[str, Json]
+    """The row's extra_info plus `num_turns`, `num_tool_calls` and `messages` (the conversation as text)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardResult:
+    """A finite score, and what else the function returned (logged as `reward/<name>` where it is a number)."""
+
+    score: float
+    extra: dict[str, Json] = field(default_factory=dict)
+
+
+class RewardScorer(Protocol):
+    """Scores one trajectory within a deadline. Raises RewardError or DeadlineError; never invents a number."""
+
+    async def score(self, request: RewardRequest) -> RewardResult: ...
+
+
+class FailureClass(StrEnum):
+    """Whose fault a failed session is (DESIGN §6). Only `infra` may be retried."""
+
+    INFRA = "infra"
+    MODEL = "model"
+    TASK = "task"
+
+
+# --- training -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepContext:
+    """What a stage knows besides its batch."""
+
+    step: int
+    """Training step, from 1."""
+    version: int
+    """Weight version of the actor: the number of published updates so far."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldReport:
+    """Schema of one written column, for the lineage: lengths are the rows' lengths along the ragged axis (empty for axis none)."""
+
+    field: str
+    dtype: str
+    device: str
+    lengths: tuple[int, ...]
+    mask_sum: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageResult:
+    """What a stage leaves behind in the controller: numbers, and the schema of what was written; never the payload."""
+
+    metrics: dict[str, float]
+    reports: tuple[FieldReport, ...] = ()

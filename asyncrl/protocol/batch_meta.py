@@ -1,0 +1,50 @@
+"""KVBatchMeta: what the controller holds of a batch. Keys and tags, never the payload.
+
+feed -> agents -> replay -> [KVBatchMeta] -> stages -> retire
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from asyncrl.errors import DuplicateKeyError, TagCountError
+from asyncrl.keys import TrajectoryKey
+
+TagValue = bool | int | float | str
+Tag = Mapping[str, TagValue]
+"""Cheap metadata of one key; the names are those of `asyncrl.fields.TAGS`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVBatchMeta:
+    """Keys of a batch in order, and their tags. Immutable: a reorder makes a new one, and changes no key or tag.
+
+    Raises DuplicateKeyError or TagCountError on construction.
+    """
+
+    partition_id: str
+    keys: tuple[str, ...]
+    tags: tuple[Tag, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.keys) != len(self.tags):
+            raise TagCountError(f"{len(self.keys)} keys but {len(self.tags)} tags in a batch of partition {self.partition_id!r}")
+        if len(set(self.keys)) != len(self.keys):
+            twice = next(key for position, key in enumerate(self.keys) if key in self.keys[:position])
+            raise DuplicateKeyError(f"key {twice!r} stands twice in a batch of partition {self.partition_id!r}")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """uid of each key."""
+        return tuple(TrajectoryKey.parse(key).uid for key in self.keys)
+
+    def select(self, positions: Iterable[int]) -> "KVBatchMeta":
+        """The rows at `positions`, in that order."""
+        chosen = tuple(positions)
+        return KVBatchMeta(
+            partition_id=self.partition_id,
+            keys=tuple(self.keys[position] for position in chosen),
+            tags=tuple(self.tags[position] for position in chosen),
+        )

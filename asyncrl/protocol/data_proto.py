@@ -1,0 +1,127 @@
+"""DataProto: the padded carrier between a stage and `algorithms/`, and its layout.
+
+Padded layout (verl's): prompts padded on the left to P, responses on the right to R, input_ids = prompts | responses of width
+L = P + R, so column P is the first response token of every row.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from asyncrl.errors import FieldError
+from asyncrl.fields import Axis
+from asyncrl.fields import field as catalogue_field
+from asyncrl.ports import Json
+from asyncrl.protocol.ragged import from_values, is_ragged, lengths_of, mask_of, offsets_of, to_padded, to_ragged
+
+
+@dataclass(slots=True, kw_only=True)
+class DataProto:
+    """batch: tensors with the same leading size B; non_tensor_batch: object arrays of length B; meta_info: about the whole batch.
+
+    Raises FieldError when an array's length is not B.
+    """
+
+    batch: TensorDict
+    non_tensor_batch: dict[str, np.ndarray] = field(default_factory=dict)
+    meta_info: dict[str, Json] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, column in self.non_tensor_batch.items():
+            if column.ndim != 1 or len(column) != len(self):
+                raise FieldError(f"non-tensor field {name!r} has shape {column.shape}, the batch has {len(self)} rows")
+
+    def __len__(self) -> int:
+        return int(self.batch.batch_size[0])
+
+
+def pad_batch(columns: TensorDict) -> DataProto:
+    """Ragged columns of a batch as padded tensors, plus `prompt_lens` and `response_lens` (int64 [B]) for the way back.
+
+    Needs `prompts` for prompt- and sequence-axis fields, `responses` or another response-axis field for the rest.
+    """
+    lengths = _axis_lengths(columns)
+    tensors: dict[str, torch.Tensor] = {}
+    objects: dict[str, np.ndarray] = {}
+    for name in columns.keys():  # noqa: SIM118  a TensorDict iterates over rows, not names
+        entry = catalogue_field(name)
+        if not entry.is_tensor:
+            objects[name] = object_array(columns.get(name).tolist())
+        elif is_ragged(columns.get(name)):
+            tensors[name] = _pad(columns.get(name), entry.axis, lengths)
+        else:
+            tensors[name] = columns.get(name)
+    if Axis.PROMPT in lengths:
+        tensors["prompt_lens"] = lengths[Axis.PROMPT]
+    if Axis.RESPONSE in lengths:
+        tensors["response_lens"] = lengths[Axis.RESPONSE]
+    if "input_ids" in tensors:
+        prompt_width, width = int(lengths[Axis.PROMPT].max()), tensors["input_ids"].shape[1]
+        tensors["attention_mask"] = _sequence_mask(lengths, prompt_width, width)
+    return DataProto(batch=TensorDict(tensors, batch_size=[len(columns)]), non_tensor_batch=objects)
+
+
+def unpad_field(data: DataProto, name: str, padded: torch.Tensor) -> torch.Tensor:
+    """A padded [B, ...] field back to its ragged form, by the lengths that `pad_batch` kept."""
+    axis = catalogue_field(name).axis
+    if axis is Axis.NONE:
+        return padded
+    if axis is Axis.PROMPT:
+        return to_ragged(padded, data.batch["prompt_lens"], side="left")
+    if axis is Axis.RESPONSE:
+        return to_ragged(padded, data.batch["response_lens"])
+    mask = data.batch["attention_mask"]
+    return from_values(padded[mask], offsets_of(mask.sum(1)))
+
+
+def object_array(values: list[Json]) -> np.ndarray:
+    """1-D object array; equal-length lists stay lists (numpy would make them a second dimension)."""
+    array = np.empty(len(values), dtype=object)
+    for position, value in enumerate(values):
+        array[position] = value
+    return array
+
+
+def _axis_lengths(columns: TensorDict) -> dict[Axis, torch.Tensor]:
+    lengths: dict[Axis, torch.Tensor] = {}
+    for name in columns.keys():  # noqa: SIM118
+        entry = catalogue_field(name)
+        if entry.is_tensor and is_ragged(columns.get(name)):
+            found = lengths_of(columns.get(name))
+            known = lengths.setdefault(entry.axis, found)
+            if not torch.equal(found, known):
+                raise FieldError(
+                    f"field {name!r} has {entry.axis} lengths {found.tolist()}, others of its axis have {known.tolist()}"
+                )
+    if Axis.SEQUENCE in lengths and Axis.PROMPT not in lengths:
+        raise FieldError("sequence fields can only be padded beside 'prompts', which says where a response begins")
+    if Axis.SEQUENCE in lengths:
+        response = lengths[Axis.SEQUENCE] - lengths[Axis.PROMPT]
+        known = lengths.setdefault(Axis.RESPONSE, response)
+        if not torch.equal(response, known):
+            raise FieldError(f"sequence lengths less prompt lengths are {response.tolist()}, response lengths {known.tolist()}")
+    return lengths
+
+
+def _pad(column: torch.Tensor, axis: Axis, lengths: Mapping[Axis, torch.Tensor]) -> torch.Tensor:
+    if axis is Axis.PROMPT:
+        return to_padded(column, side="left")
+    if axis is Axis.RESPONSE:
+        return to_padded(column)
+    prompt_width, response_width = int(lengths[Axis.PROMPT].max()), int(lengths[Axis.RESPONSE].max())
+    values = column.values()
+    padded = torch.zeros(
+        (len(lengths[axis]), prompt_width + response_width, *values.shape[1:]), dtype=values.dtype, device=values.device
+    )
+    padded[_sequence_mask(lengths, prompt_width, prompt_width + response_width)] = values
+    return padded
+
+
+def _sequence_mask(lengths: Mapping[Axis, torch.Tensor], prompt_width: int, width: int) -> torch.Tensor:
+    """bool [B, L]: the prompt's tokens end, and the response's begin, at column P."""
+    return torch.cat(
+        [mask_of(lengths[Axis.PROMPT], prompt_width, side="left"), mask_of(lengths[Axis.RESPONSE], width - prompt_width)], dim=1
+    )

@@ -1,0 +1,73 @@
+"""Ragged columns (jagged nested tensors) and their way to padded tensors and back. The round trip is the identity.
+
+Legend: B rows, N = sum of lengths, L longest row. A ragged column is a torch jagged nested tensor of shape [B, *]; it is values [N]
+plus offsets [B + 1]. Works for every dtype, float8 and uint16 included: only indexing is used, never arithmetic.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from asyncrl.errors import FieldError
+
+Side = Literal["left", "right"]
+
+
+def ragged(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows of shape [length, ...] (zero lengths allowed, one dtype) as one jagged tensor that owns its memory."""
+    if not rows:
+        raise FieldError("a ragged column needs at least one row")
+    return from_values(torch.cat(list(rows)), offsets_of(torch.tensor([len(row) for row in rows])))
+
+
+def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
+    """lengths: int64 [B]. Returns offsets, int64 [B + 1]."""
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def from_values(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """values [N, ...], offsets int64 [B + 1]; columns that share one `offsets` object can be combined arithmetically."""
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+
+def is_ragged(column: torch.Tensor) -> bool:
+    return column.is_nested
+
+
+def lengths_of(column: torch.Tensor) -> torch.Tensor:
+    """int64 [B]."""
+    return column.offsets().diff()
+
+
+def rows_of(column: torch.Tensor) -> list[torch.Tensor]:
+    """One tensor a row, each a view."""
+    return list(column.values().split(lengths_of(column).tolist()))
+
+
+def to_padded(column: torch.Tensor, *, padding: float = 0, side: Side = "right", length: int | None = None) -> torch.Tensor:
+    """[B, L, ...] of the column's dtype, rows flush with the side opposite to the padding.
+
+    `side` is where the padding goes. Raises FieldError when a row is longer than `length`.
+    """
+    values, lengths = column.values(), lengths_of(column)
+    longest = int(lengths.max())
+    width = longest if length is None else length
+    if longest > width:
+        raise FieldError(f"row {int(lengths.argmax())} has {longest} entries but the padded length is {width}")
+    padded = torch.full((len(lengths), width, *values.shape[1:]), padding, dtype=values.dtype, device=values.device)
+    padded[mask_of(lengths, width, side=side)] = values
+    return padded
+
+
+def to_ragged(padded: torch.Tensor, lengths: torch.Tensor, *, side: Side = "right") -> torch.Tensor:
+    """Inverse of `to_padded`. padded [B, L, ...], lengths int64 [B]."""
+    return from_values(padded[mask_of(lengths, padded.shape[1], side=side)], offsets_of(lengths))
+
+
+def mask_of(lengths: torch.Tensor, width: int, *, side: Side = "right") -> torch.Tensor:
+    """bool [B, width], True on real entries; `side` is where the padding goes."""
+    positions = torch.arange(width, device=lengths.device)
+    if side == "right":
+        return positions < lengths[:, None]
+    return positions >= width - lengths[:, None]

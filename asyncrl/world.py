@@ -1,0 +1,131 @@
+"""The real World: the loop's clock, counter-based seeds, and threads for what would block the loop.
+
+This is the only module of the controller that may import `time` and `threading` (an import contract keeps it so); the simulator
+replaces it. Not covered here: engine threads and reward processes, which belong to `rollout/` and `rewards/`.
+"""
+
+import asyncio
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self, TypeVar
+
+from asyncrl.errors import DeadlineError
+
+T = TypeVar("T")
+
+DEFAULT_POOLS: Mapping[str, int] = {"files": 2, "model": 1, "tools": 64}
+"""Threads a pool. asyncio's own pool has cores + 4 threads: 64 sleeping tools would run in eleven waves on two cores."""
+
+
+def derive_seed(*parts: str | int) -> int:
+    """A 63-bit seed from any parts; the same on every machine (Python's `hash` is not)."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+class DaemonPool:
+    """A thread pool whose threads never keep the process alive: the standard one joins its threads at exit, so one hung tool
+    would hang the shutdown. Threads start when needed, up to `size`."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name = name
+        self._size = size
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._idle = 0
+
+    def submit(self, function: Callable[..., T], *args: object) -> Future[T]:
+        future: Future[T] = Future()
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function(*args)
+            except BaseException as error:  # noqa: BLE001  it travels to the waiter through the future
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        with self._lock:
+            if self._idle == 0 and self._threads < self._size:
+                self._threads += 1
+                threading.Thread(target=self._run, name=f"asyncrl-{self._name}-{self._threads}", daemon=True).start()
+            else:
+                self._idle -= 1
+        self._jobs.put(job)
+        return future
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            with self._lock:
+                self._idle += 1
+
+    def close(self) -> None:
+        """Let the threads end after the jobs already submitted; waits for nobody."""
+        for _ in range(self._threads):
+            self._jobs.put(None)
+
+
+class RealWorld:
+    """Time, seeds and threads of one run. An async context manager; leaving it waits for no abandoned thread."""
+
+    def __init__(self, *, run_seed: int = 0, pools: Mapping[str, int] | None = None) -> None:
+        self._run_seed = run_seed
+        self._pools = {name: DaemonPool(name, size) for name, size in {**DEFAULT_POOLS, **(pools or {})}.items()}
+        self._abandoned = dict.fromkeys(self._pools, 0)
+        self._lock = threading.Lock()
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def wall_time(self) -> float:
+        return time.time()
+
+    def seed(self, *parts: str | int) -> int:
+        return derive_seed(self._run_seed, *parts)
+
+    def uid(self, number: int) -> str:
+        return f"{self.seed('uid', number):016x}"
+
+    def abandoned(self, pool: str) -> int:
+        return self._abandoned[pool]
+
+    async def offload(self, function: Callable[..., T], *args: object, pool: str = "files", timeout_s: float | None = None) -> T:
+        future = self._pools[pool].submit(function, *args)
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                return await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise  # the function's own TimeoutError
+            name = getattr(function, "__qualname__", repr(function))
+            raise DeadlineError(f"{name} in pool {pool!r} took longer than {timeout_s} s") from error
+        finally:
+            # wrap_future has asked the future to cancel; a function that already runs cannot be stopped, only counted.
+            if not future.done():
+                self._count_until_done(future, pool)
+
+    def _count_until_done(self, future: Future[T], pool: str) -> None:
+        with self._lock:
+            self._abandoned[pool] += 1
+
+        def uncount(_: Future[T]) -> None:
+            with self._lock:
+                self._abandoned[pool] -= 1
+
+        future.add_done_callback(uncount)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for pool in self._pools.values():
+            pool.close()
