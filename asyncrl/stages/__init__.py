@@ -1,0 +1,1 @@
+"""The boxes of the way after sampling: old_log_prob, ref_log_prob, advantage, update_actor, and the numbers of a step."""

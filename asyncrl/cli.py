@@ -1,0 +1,148 @@
+"""The command line: asyncrl train | sft | eval | fields.
+
+Everything that can be wrong with the user's input is checked before torch is imported, and answered in one line
+`error: ...` on stderr with exit code 2. A run that fails later ends with one such line and exit code 3.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, NoReturn, TypeVar
+
+import typer
+
+from asyncrl.config import SFTRun, TrainRun, load_run
+from asyncrl.errors import AsyncRLError, UserError
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    name="asyncrl",
+    help="Train language-model agents that call tools over many turns.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run's configuration.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[section.key=value ...]", help="Values that replace those of the file, in TOML syntax.", show_default=False),
+]
+
+
+@app.command()
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and the batch arithmetic, and stop.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest valid checkpoint of the newest run of this name.")] = False,
+) -> None:
+    """Train by reinforcement learning."""
+    run = load_run(TrainRun, config, overrides or [])
+    from asyncrl.preflight import check_train, describe_batch
+
+    inputs = check_train(run)
+    if dry_run:
+        print(describe_batch(run, num_rows=len(inputs.train_rows)))
+        return
+    from asyncrl.assembly import run_training
+
+    folder = _run_loop(run_training(run, inputs, resume=resume))
+    print(f"run folder: {folder}")
+
+
+@app.command()
+def sft(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
+) -> None:
+    """Warm-start a model by supervised training on conversations."""
+    run = load_run(SFTRun, config, overrides or [])
+    from asyncrl.preflight import check_sft, describe
+
+    check_sft(run)
+    if dry_run:
+        print(describe(run))
+        return
+    from asyncrl.sft import run_sft
+
+    print(f"run folder: {_run_loop(run_sft(run))}")
+
+
+@app.command(name="eval")
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of a run, or a Hugging Face model directory.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="Rows to evaluate on: parquet, json or jsonl.", show_default=False)],
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Configuration with the agent, its tools and the reward. Default: that of the checkpoint's run.", show_default=False),
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="section.key=value", help="Values that replace those of the file.")] = None,
+) -> None:
+    """Evaluate any checkpoint on any file; prints one JSON object."""
+    from asyncrl.preflight import check_eval
+
+    run, inputs = check_eval(checkpoint, file, config, overrides or [])
+    from asyncrl.assembly import run_evaluation
+
+    print(_run_loop(run_evaluation(run, inputs)))
+
+
+@app.command()
+def fields() -> None:
+    """Print the field catalogue: every column, its producer and its consumers."""
+    from asyncrl.reference import render_fields_table
+
+    print(render_fields_table())
+
+
+def main() -> NoReturn:
+    """Entry point: errors become one line and an exit code (2: the user's input, 3: the run)."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        app()
+    except UserError as error:
+        _fail(error, 2)
+    except AsyncRLError as error:
+        _fail(error, 3)
+    except BaseExceptionGroup as group:
+        _fail_group(group)
+    sys.exit(0)
+
+
+def _fail_group(group: BaseExceptionGroup[BaseException]) -> NoReturn:
+    """Task groups wrap what their tasks raise. One line when all leaves are our own errors, else the full traceback."""
+    ours, others = group.split(AsyncRLError)
+    if ours is None or others is not None:
+        raise group
+    first = _first_leaf(ours)
+    _fail(first, 2 if isinstance(first, UserError) else 3)
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _fail(error: BaseException, code: int) -> NoReturn:
+    line = " ".join(str(error).split())
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _run_loop(main: Coroutine[None, None, T]) -> T:
+    """Run on uvloop where it is installed, else on asyncio's own loop."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+if __name__ == "__main__":
+    main()

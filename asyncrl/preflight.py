@@ -1,0 +1,124 @@
+"""Everything about a run that can be checked before torch is imported, and the words for `--dry-run`.
+
+cli -> [preflight] -> assembly. Raises UserError with one line that names file, row, key or field.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from asyncrl.config import RewardConfig, SFTRun, TrainRun, load_run
+from asyncrl.dataset import RLHFDataset, read_table
+from asyncrl.errors import CheckpointError, ConfigError
+from asyncrl.model_files import check_model_files
+from asyncrl.rewards.scoring import open_scorer
+from asyncrl.tools import load_tools
+from asyncrl.world import RealWorld
+
+RUN_CONFIG = "config.toml"
+"""Name of the resolved configuration in a run's folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInputs:
+    """Rows of a run, read and checked."""
+
+    train_rows: RLHFDataset
+    val_rows: RLHFDataset | None
+
+
+def check_train(run: TrainRun) -> RunInputs:
+    """Files, rows, model directory, tools, reward function and batch arithmetic of a training run."""
+    check_model_files(run.model)
+    load_tools(run.agent.tools)
+    inputs = RunInputs(
+        train_rows=RLHFDataset(run.data.train_files, run.data, max_rows=run.data.max_rows),
+        val_rows=_val_rows(run),
+    )
+    total_steps(run, len(inputs.train_rows))
+    asyncio.run(_check_reward(run.reward))
+    return inputs
+
+
+def check_sft(run: SFTRun) -> None:
+    """Files, model directory and tools of a warm start. A model directory without weights is initialised from its config."""
+    check_model_files(run.model)
+    load_tools(run.agent.tools)
+    for files in run.sft.stages or [run.data.train_files]:
+        read_table(files, key="sft.stages" if run.sft.stages else "data.train_files")
+
+
+def check_eval(checkpoint: Path, file: Path, config: Path | None, overrides: Sequence[str]) -> tuple[TrainRun, RunInputs]:
+    """The run that evaluates `checkpoint` on `file`: the checkpoint's own configuration unless another is given."""
+    if not checkpoint.is_dir():
+        raise CheckpointError(f"{checkpoint}: no such checkpoint or model directory")
+    model = model_folder(checkpoint)
+    source = config or _config_of(checkpoint)
+    given = [f"model.path={str(model)!r}", f"data.val_files={str(file)!r}", *overrides]
+    run = load_run(TrainRun, source, given)
+    check_model_files(run.model)
+    load_tools(run.agent.tools)
+    asyncio.run(_check_reward(run.reward))
+    rows = RLHFDataset(run.data.val_files, run.data, key="FILE", max_rows=run.eval.max_rows)
+    return run, RunInputs(train_rows=rows, val_rows=rows)
+
+
+def model_folder(checkpoint: Path) -> Path:
+    """The Hugging Face directory of a checkpoint: its `model` folder, or the directory itself."""
+    inner = checkpoint / "model"
+    return inner if (inner / "config.json").is_file() else checkpoint
+
+
+def _config_of(checkpoint: Path) -> Path:
+    for folder in (checkpoint, *checkpoint.resolve().parents[:3]):
+        if (folder / RUN_CONFIG).is_file():
+            return folder / RUN_CONFIG
+    raise ConfigError(f"{checkpoint}: no {RUN_CONFIG} of a run at it or above it; give one with --config")
+
+
+def _val_rows(run: TrainRun) -> RLHFDataset | None:
+    if not run.data.val_files:
+        return None
+    return RLHFDataset(run.data.val_files, run.data, key="data.val_files", max_rows=run.eval.max_rows)
+
+
+async def _check_reward(config: RewardConfig) -> None:
+    async with RealWorld() as world, open_scorer(config, world=world):
+        pass
+
+
+def total_steps(run: TrainRun, num_rows: int) -> int:
+    """Training steps of the run. Raises ConfigError when the rows do not fill one batch."""
+    batch, epochs = run.data.train_batch_size, run.trainer.total_epochs
+    if run.trainer.total_training_steps:
+        return run.trainer.total_training_steps
+    if num_rows * epochs < batch:
+        raise ConfigError(
+            f"data.train_batch_size = {batch} but the training files give {num_rows} rows x {epochs} epochs = {num_rows * epochs}; "
+            "lower the batch size or add rows"
+        )
+    return num_rows * epochs // batch
+
+
+def describe(run: TrainRun | SFTRun) -> str:
+    """The resolved configuration as TOML."""
+    return tomli_w.dumps(run.model_dump(mode="json"))
+
+
+def describe_batch(run: TrainRun, *, num_rows: int) -> str:
+    """The resolved configuration, then prompts, trajectories, mini-batches and optimizer steps."""
+    batch, n, mini = run.data.train_batch_size, run.rollout.n, run.mini_batch_groups
+    steps = total_steps(run, num_rows)
+    lines = [
+        f"rows                {num_rows}",
+        f"training steps      {steps}",
+        f"a training step     {batch} prompts x {n} sessions = {batch * n} trajectories (more when a session forks)",
+        f"a mini-batch        {mini} groups = {mini * n} trajectories; {batch // mini} a pass x {run.actor.ppo_epochs} passes",
+        f"optimizer steps     {run.updates_per_batch} a training step, {steps * run.updates_per_batch} in all",
+        f"tokens a trajectory {run.data.max_prompt_length} prompt + {run.data.max_response_length} response at most",
+        f"old_log_probs       {run.old_log_probs}",
+    ]
+    return describe(run) + "\n# batch arithmetic\n" + "\n".join(f"# {line}" for line in lines)

@@ -1,0 +1,45 @@
+"""batch_metrics: the numbers of a trained batch, under verl's names. Padding rows are no trajectories and do not count."""
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDict
+
+from asyncrl.ports import Json, StepContext
+from asyncrl.protocol.batch_meta import KVBatchMeta
+from asyncrl.stages.stage import Stage, StageOutput
+
+READS = frozenset({"reward_score", "num_turns", "extra_fields"})
+
+
+def batch_metrics_stage() -> Stage:
+    def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
+        real = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        lengths = {
+            f"{name}_length": torch.tensor([int(batch.tags[row][tag]) for row in real], dtype=torch.float32)
+            for name, tag in (("prompt", "prompt_len"), ("response", "response_len"), ("policy", "policy_len"))
+        }
+        extra = columns.get("extra_fields").tolist()
+        metrics = {
+            **_spread("critic/score", columns["reward_score"][real].float()),
+            **_spread("num_turns", columns["num_turns"][real].float()),
+            **{key: value for name, numbers in lengths.items() for key, value in _spread(name, numbers).items()},
+            **_reward_extras([extra[row] for row in real]),
+        }
+        return StageOutput(metrics=metrics)
+
+    return Stage(name="batch_metrics", reads=READS, writes=frozenset(), compute=compute, pool="")
+
+
+def _spread(name: str, numbers: torch.Tensor) -> dict[str, float]:
+    return {f"{name}/mean": float(numbers.mean()), f"{name}/max": float(numbers.max()), f"{name}/min": float(numbers.min())}
+
+
+def _reward_extras(extra_fields: Sequence[dict[str, Json]]) -> dict[str, float]:
+    """`reward/<name>`: mean of each number that the reward function returned beside its score, over the rows that have it."""
+    found: dict[str, list[float]] = {}
+    for fields in extra_fields:
+        for name, value in fields.get("reward_extra", {}).items():
+            if isinstance(value, bool | int | float):
+                found.setdefault(name, []).append(float(value))
+    return {f"reward/{name}": sum(values) / len(values) for name, values in found.items()}

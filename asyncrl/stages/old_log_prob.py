@@ -1,0 +1,47 @@
+"""old_log_probs: the log-probs that the importance ratio is taken against.
+
+Three meanings (`algorithm.old_log_probs`): *elide*, no stage at all, because with one update a batch they equal the detached new ones;
+*recompute*, a forward pass of the actor before its first update, with the entropy beside it; *bypass*, the engine's own log-probs.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from tensordict import TensorDict
+
+from asyncrl.ports import StepContext
+from asyncrl.protocol.batch_meta import KVBatchMeta
+from asyncrl.stages.stage import Stage, StageOutput
+
+FORWARD_READS = frozenset({"prompts", "responses", "input_ids", "position_ids", "response_mask"})
+"""What a forward pass that scores responses needs."""
+
+LogProbs = Callable[[TensorDict], tuple[torch.Tensor, torch.Tensor]]
+"""Columns -> (log-probs, entropy), both ragged float32 on the response axis."""
+
+
+def recompute_stage(log_probs: LogProbs) -> Stage:
+    def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
+        old, entropy = log_probs(columns)
+        mask = columns["response_mask"].values()
+        mean_entropy = entropy.values()[mask].mean() if mask.any() else entropy.values().new_zeros(())
+        return StageOutput(columns={"old_log_probs": old, "entropy": entropy}, metrics={"actor/entropy": float(mean_entropy)})
+
+    return Stage(name="old_log_prob", reads=FORWARD_READS, writes=frozenset({"old_log_probs", "entropy"}), compute=compute)
+
+
+def bypass_stage() -> Stage:
+    def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
+        return StageOutput(columns={"old_log_probs": columns["rollout_log_probs"]})
+
+    return Stage(
+        name="old_log_prob", reads=frozenset({"rollout_log_probs"}), writes=frozenset({"old_log_probs"}), compute=compute, pool=""
+    )
+
+
+def old_log_prob_stages(kind: Literal["elide", "recompute", "bypass"], log_probs: LogProbs) -> tuple[Stage, ...]:
+    """No stage, or one."""
+    if kind == "elide":
+        return ()
+    return (recompute_stage(log_probs),) if kind == "recompute" else (bypass_stage(),)

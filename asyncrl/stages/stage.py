@@ -1,0 +1,116 @@
+"""A stage and the one wrapper that runs it.
+
+replay.sample -> [stages] -> retire
+
+A stage is data plus a function: what it reads, what it writes, and `compute`, which sees only columns. The wrapper `run_stage` is the
+only code that touches the TransferQueue: it gets `reads` for the batch's keys, runs `compute` where its compute is, checks the result
+against the catalogue, puts `writes` under the step's lease, and reports the schema. The controller never keeps the payload. A get
+copies, so a stage that works in place cannot change the store.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from tensordict import TensorDict
+
+from asyncrl.errors import FieldError
+from asyncrl.fields import Axis
+from asyncrl.fields import field as catalogue_field
+from asyncrl.keys import StepLease
+from asyncrl.ports import FieldReport, StageResult, StepContext, World
+from asyncrl.protocol.batch_meta import KVBatchMeta
+from asyncrl.protocol.invariants import check_batch
+from asyncrl.protocol.ragged import is_ragged, lengths_of
+from asyncrl.transfer_queue import TransferQueue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOutput:
+    """What `compute` returns: one ragged or [B] tensor a written field, and metrics."""
+
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One box of the way. `pool` names the world's thread pool that runs `compute`; empty: on the loop, for work under a millisecond."""
+
+    name: str
+    reads: frozenset[str]
+    writes: frozenset[str]
+    compute: Callable[[TensorDict, KVBatchMeta, StepContext], StageOutput]
+    pool: str = "model"
+
+    def __post_init__(self) -> None:
+        for name in self.reads | self.writes:
+            catalogue_field(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepScope:
+    """What all stages of one step share. `check`: run the field invariants at every border of this step."""
+
+    queue: TransferQueue
+    world: World
+    batch: KVBatchMeta
+    lease: StepLease
+    context: StepContext
+    check: bool
+
+
+async def run_stage(stage: Stage, scope: StepScope) -> StageResult:
+    """Raises FieldError when the stage writes other fields than it declares, or a column that breaks the catalogue or an invariant.
+
+    Bounded by the stage's own compute; the trainer owns the step's deadline.
+    """
+    batch = scope.batch
+    columns = await scope.queue.kv_batch_get(batch.keys, partition_id=batch.partition_id, fields=sorted(stage.reads))
+    if scope.check:
+        check_batch(batch, columns)
+    if stage.pool:
+        output = await scope.world.offload(stage.compute, columns, batch, scope.context, pool=stage.pool)
+    else:
+        output = stage.compute(columns, batch, scope.context)
+    _check_writes(stage, output, len(batch))
+    if not output.columns:
+        return StageResult(metrics=output.metrics)
+    if scope.check:
+        check_batch(batch, TensorDict({**dict(columns.items()), **output.columns}, batch_size=[len(batch)]))
+    await scope.queue.kv_batch_put(
+        batch.keys,
+        partition_id=batch.partition_id,
+        lease=scope.lease,
+        fields=TensorDict(dict(output.columns), batch_size=[len(batch)]),
+    )
+    return StageResult(metrics=output.metrics, reports=_report(output.columns, columns))
+
+
+def _check_writes(stage: Stage, output: StageOutput, num_rows: int) -> None:
+    if set(output.columns) != stage.writes:
+        raise FieldError(f"stage {stage.name!r} declares {sorted(stage.writes)} but wrote {sorted(output.columns)}")
+    for name, column in output.columns.items():
+        entry = catalogue_field(name)
+        dtype = str(column.dtype).removeprefix("torch.")
+        if dtype != entry.dtype:
+            raise FieldError(f"stage {stage.name!r} wrote {name!r} as {dtype}; the catalogue says {entry.dtype}")
+        if is_ragged(column) == (entry.axis is Axis.NONE):
+            raise FieldError(f"stage {stage.name!r} wrote {name!r} with the wrong layout; the catalogue says axis {entry.axis}")
+        if len(column) != num_rows:
+            raise FieldError(f"stage {stage.name!r} wrote {len(column)} rows of {name!r} for a batch of {num_rows}")
+
+
+def _report(written: Mapping[str, torch.Tensor], columns: TensorDict) -> tuple[FieldReport, ...]:
+    mask = columns.get("response_mask", None)
+    mask_sum = None if mask is None else int(mask.values().sum())
+    return tuple(
+        FieldReport(
+            field=name,
+            dtype=str(column.dtype).removeprefix("torch."),
+            device=str(column.device),
+            lengths=tuple(lengths_of(column).tolist()) if is_ragged(column) else (),
+            mask_sum=mask_sum,
+        )
+        for name, column in written.items()
+    )
