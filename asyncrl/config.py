@@ -6,11 +6,12 @@ name; so are keys without effect (`_INEFFECTIVE` below). Loads no torch.
 
 import difflib
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Generic, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from asyncrl.errors import ConfigError
@@ -33,7 +34,7 @@ Paths = Annotated[list[str], BeforeValidator(_as_list)]
 class Section(BaseModel):
     """Base of every section: immutable, strict about types (an int is accepted where a float is meant), closed to unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class ColumnMapping(Section):
@@ -403,12 +404,14 @@ def _check_batch_arithmetic(run: TrainRun) -> None:
     batch, mini = run.data.train_batch_size, run.mini_batch_groups
     if batch % mini:
         raise ConfigError(
-            f"data.train_batch_size = {batch} is not a multiple of actor.ppo_mini_batch_size = {mini}: {batch} / {mini} = {batch / mini:.3g}"
+            f"data.train_batch_size = {batch} is not a multiple of actor.ppo_mini_batch_size = {mini}: "
+            f"{batch} / {mini} = {batch / mini:.3g}"
         )
     need = run.data.max_prompt_length + run.data.max_response_length
     if run.rollout.max_model_len and run.rollout.max_model_len < need:
         raise ConfigError(
-            f"rollout.max_model_len = {run.rollout.max_model_len} is less than data.max_prompt_length + data.max_response_length = {need}"
+            f"rollout.max_model_len = {run.rollout.max_model_len} is less than "
+            f"data.max_prompt_length + data.max_response_length = {need}"
         )
     if not run.data.train_files:
         raise ConfigError("data.train_files is empty: name a file, a directory or a glob")
@@ -416,33 +419,45 @@ def _check_batch_arithmetic(run: TrainRun) -> None:
         raise ConfigError('agent.name = "tool_agent" needs agent.tools, such as ["calculator"]')
 
 
-class _Ineffective(NamedTuple):
-    """`key`, when the user set it, does nothing because `reason` holds."""
+class _Switch(NamedTuple, Generic[Run]):
+    """`keys`, when the user set one of them, do nothing because `reason` holds."""
 
-    key: str
-    holds: Callable[[TrainRun], bool]
     reason: str
+    holds: Callable[[Run], bool]
+    keys: str
 
 
-_INEFFECTIVE: tuple[_Ineffective, ...] = (
-    _Ineffective("actor.kl_loss_coef", lambda run: not run.actor.use_kl_loss, "actor.use_kl_loss is false"),
-    _Ineffective("actor.kl_loss_type", lambda run: not run.actor.use_kl_loss, "actor.use_kl_loss is false"),
-    _Ineffective("actor.optim.min_lr_ratio", lambda run: run.actor.optim.lr_scheduler_type == "constant", 'actor.optim.lr_scheduler_type is "constant"'),
-    _Ineffective("agent.tools", lambda run: run.agent.name == "single_turn", 'agent.name is "single_turn"'),
-    _Ineffective("agent.tool_format", lambda run: run.agent.name == "single_turn", 'agent.name is "single_turn"'),
-    _Ineffective("agent.max_turns", lambda run: run.agent.name == "single_turn", 'agent.name is "single_turn"'),
-    _Ineffective("agent.max_tool_calls", lambda run: run.agent.name == "single_turn", 'agent.name is "single_turn"'),
-    _Ineffective("agent.max_parse_errors", lambda run: run.agent.name == "single_turn", 'agent.name is "single_turn"'),
-    _Ineffective("agent.parallel_tool_calls", lambda run: run.agent.name == "single_turn", 'agent.name is "single_turn"'),
-    _Ineffective("agent.tool_timeout_s", lambda run: run.agent.name == "single_turn", 'agent.name is "single_turn"'),
-    _Ineffective("agent.max_concurrent_tools", lambda run: run.agent.name == "single_turn", 'agent.name is "single_turn"'),
-    _Ineffective("agent.max_abandoned_tools", lambda run: run.agent.name == "single_turn", 'agent.name is "single_turn"'),
-    _Ineffective("trainer.total_epochs", lambda run: run.trainer.total_training_steps > 0, "trainer.total_training_steps is set"),
-    _Ineffective("trainer.test_freq", lambda run: not run.data.val_files, "data.val_files is empty"),
-    _Ineffective("trainer.val_before_train", lambda run: not run.data.val_files, "data.val_files is empty"),
-    _Ineffective("eval.temperature", lambda run: not run.eval.sampled, "eval.sampled is false"),
-    _Ineffective("eval.n", lambda run: not run.eval.sampled, "eval.sampled is false"),
-)  # fmt: skip
+_INEFFECTIVE: tuple[_Switch[TrainRun], ...] = (
+    _Switch("actor.use_kl_loss is false", lambda run: not run.actor.use_kl_loss, "actor.kl_loss_coef actor.kl_loss_type"),
+    _Switch(
+        'agent.name is "single_turn"',
+        lambda run: run.agent.name == "single_turn",
+        "agent.tools agent.tool_format agent.parallel_tool_calls agent.max_turns agent.max_tool_calls agent.max_parse_errors"
+        " agent.tool_timeout_s agent.max_concurrent_tools agent.max_abandoned_tools",
+    ),
+    _Switch(
+        'actor.optim.lr_scheduler_type is "constant"',
+        lambda run: run.actor.optim.lr_scheduler_type == "constant",
+        "actor.optim.min_lr_ratio",
+    ),
+    _Switch("data.mapping.prompt is set", lambda run: bool(run.data.mapping.prompt), "data.prompt_key"),
+    _Switch("data.mapping.prompt is empty", lambda run: not run.data.mapping.prompt, "data.mapping.system"),
+    _Switch("trainer.total_training_steps is set", lambda run: run.trainer.total_training_steps > 0, "trainer.total_epochs"),
+    _Switch(
+        "data.val_files is empty",
+        lambda run: not run.data.val_files,
+        "trainer.test_freq trainer.val_before_train eval.sampled eval.greedy eval.temperature eval.n eval.max_rows",
+    ),
+    _Switch("eval.sampled is false", lambda run: not run.eval.sampled, "eval.temperature eval.n"),
+    _Switch("eval.sampled and eval.greedy are false", lambda run: not (run.eval.sampled or run.eval.greedy), "data.val_files"),
+)
+_INEFFECTIVE_SFT: tuple[_Switch[SFTRun], ...] = (
+    _Switch(
+        'sft.optim.lr_scheduler_type is "constant"',
+        lambda run: run.sft.optim.lr_scheduler_type == "constant",
+        "sft.optim.min_lr_ratio",
+    ),
+)
 
 
 # --- loading --------------------------------------------------------------------------------------------------------------------
@@ -471,19 +486,22 @@ def parse_run(kind: type[Run], tree: dict[str, Json], *, where: str = "configura
     try:
         run = kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_explain(kind, error.errors()[0])}") from None
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        # A misspelt key first: it is often the cause of a missing one.
+        first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+        raise ConfigError(f"{where}: {_explain(kind, first)}") from None
     if isinstance(run, TrainRun):
-        _refuse_ineffective(run, where)
+        _refuse_ineffective(run, _INEFFECTIVE, where)
+    else:
+        _refuse_ineffective(run, _INEFFECTIVE_SFT, where)
     return run
 
 
-def _refuse_ineffective(run: TrainRun, where: str) -> None:
+def _refuse_ineffective(run: Run, switches: Iterable[_Switch[Run]], where: str) -> None:
     given = {key for key, _ in leaves(run.model_dump(exclude_unset=True))}
-    for rule in _INEFFECTIVE:
-        if rule.key in given and rule.holds(run):
-            raise ConfigError(f"{where}: {rule.key} has no effect because {rule.reason}; remove one of them")
+    for switch in switches:
+        idle = [key for key in switch.keys.split() if key in given]
+        if idle and switch.holds(run):
+            raise ConfigError(f"{where}: {idle[0]} has no effect because {switch.reason}; remove the one or change the other")
 
 
 def leaves(tree: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
@@ -528,24 +546,25 @@ def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
 
 
 def _suggest(kind: type[BaseModel], location: Sequence[str]) -> str:
-    """The nearest name among the keys of the same section, else among all keys of the run."""
+    """The nearest name in the same section, else the same name in another section, else the nearest of all."""
     known = [key for key, _ in key_help(kind)]
-    section = ".".join(location[:-1])
-    siblings = [key for key in known if key.rpartition(".")[0] == section]
-    near = difflib.get_close_matches(".".join(location), siblings, n=1, cutoff=0.6)
+    section = "".join(f"{part}." for part in location[:-1])
+    siblings = sorted({key[len(section) :].partition(".")[0] for key in known if key.startswith(section)})
+    near = [f"{section}{name}" for name in difflib.get_close_matches(location[-1], siblings, n=1, cutoff=0.6)]
     near = near or [key for key in known if key.rpartition(".")[2] == location[-1]]
     near = near or difflib.get_close_matches(".".join(location), known, n=1, cutoff=0.6)
-    return (
-        f"; did you mean {near[0]}?"
-        if near
-        else f"; known keys: {', '.join(siblings or sorted({key.split('.')[0] for key in known}))}"
-    )
+    return f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(siblings)}"
 
 
 def key_help(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
     """`section.key`, help text of every key of a run, depth first."""
+    return ((key, entry.description or "") for key, entry in keys_of(kind, prefix))
+
+
+def keys_of(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """`section.key`, declaration of every key of a run, depth first."""
     for name, entry in kind.model_fields.items():
         if isinstance(entry.annotation, type) and issubclass(entry.annotation, BaseModel):
-            yield from key_help(entry.annotation, f"{prefix}{name}.")
+            yield from keys_of(entry.annotation, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", entry.description or ""
+            yield f"{prefix}{name}", entry

@@ -46,7 +46,7 @@ class Field:
 
 
 def _fields(*rows: tuple[str, str, str, str, str, str, Evidence]) -> dict[str, Field]:
-    return {
+    catalogue = {
         name: Field(
             name=name,
             dtype=dtype,
@@ -58,6 +58,8 @@ def _fields(*rows: tuple[str, str, str, str, str, str, Evidence]) -> dict[str, F
         )
         for name, dtype, axis, producer, consumers, when, evidence in rows
     }
+    assert len(catalogue) == len(rows), "a field stands twice in the catalogue"
+    return catalogue
 
 
 _SEED, _SOURCE, _TESTED = Evidence.SEED, Evidence.SOURCE, Evidence.TESTED
@@ -69,31 +71,31 @@ CATALOGUE: dict[str, Field] = _fields(
     ("reward_model", "object", "none", "dataset", "rewards", "every row that a rule scores", _SEED),
     ("extra_info", "object", "none", "dataset", "agents rewards", "every row", _SEED),
     ("index", "object", "none", "dataset", "observe", "every row: extra_info.index, else the row's number", _SEED),
-    ("tools_kwargs", "object", "none", "dataset", "agents", "every row: extra_info.tools_kwargs, else empty", _SEED),
-    ("interaction_kwargs", "object", "none", "dataset", "agents", "every row: extra_info.interaction_kwargs, else empty", _SEED),
+    ("tools_kwargs", "object", "none", "dataset", "agents", "every row: extra_info.tools_kwargs, or empty", _SEED),
+    ("interaction_kwargs", "object", "none", "dataset", "agents", "every row: extra_info.interaction_kwargs, or empty", _SEED),
     ("dummy_tensor", "uint8", "none", "dataset", "dataset", "every collated batch: keeps an all-object batch countable", _SEED),
     ("uid", "object", "none", "feed", "agents replay advantage", "every group", _SEED),
     ("session_id", "int64", "none", "agents", "advantage observe", "every trajectory", _SEED),
     ("prompts", "int64", "prompt", "agents", "log_prob ref_log_prob update_actor observe", "every trajectory", _SEED),
     ("responses", "int64", "response", "agents", "log_prob ref_log_prob update_actor observe", "every trajectory", _SEED),
     ("response_mask", "bool", "response", "agents", "advantage update_actor observe", "every trajectory", _SEED),
-    ("loss_mask", "bool", "response", "agents", "update_actor", "every trajectory: equal to response_mask, immutable", _SEED),
+    ("loss_mask", "bool", "response", "agents", "update_actor", "every trajectory: is response_mask, immutable", _SEED),
     ("input_ids", "int64", "sequence", "agents", "log_prob ref_log_prob update_actor", "every trajectory", _SEED),
     ("attention_mask", "bool", "sequence", "protocol", "log_prob update_actor", "padded layout only", _SEED),
     ("position_ids", "int64", "sequence", "agents", "log_prob ref_log_prob update_actor", "every trajectory", _SEED),
-    ("multi_modal_inputs", "object", "none", "agents", "log_prob update_actor", "rows with images or audio (refused for now)", _SEED),
-    ("rollout_log_probs", "float32", "response", "agents", "old_log_prob advantage update_actor", "engine gives log-probs", _SEED),
-    ("token_versions", "int32", "response", "agents", "replay update_actor", "every trajectory; -1 where no policy sampled", _TESTED),
+    ("multi_modal_inputs", "object", "none", "agents", "log_prob update_actor", "rows with images or audio (refused now)", _SEED),
+    ("rollout_log_probs", "float32", "response", "agents", "old_log_prob advantage update_actor", "the engine gives them", _SEED),
+    ("token_versions", "int32", "response", "agents", "replay update_actor", "always; -1 where no policy sampled", _TESTED),
     ("reward_score", "float32", "none", "rewards", "observe", "every finished session", _SEED),
-    ("rm_scores", "float32", "response", "agents", "advantage", "every finished session: the score on the last policy token", _SEED),
+    ("rm_scores", "float32", "response", "agents", "advantage", "finished session: score on the last policy token", _SEED),
     ("extra_fields", "object", "none", "agents", "observe", "every trajectory", _SEED),
     ("num_turns", "int64", "none", "agents", "observe", "every trajectory", _SEED),
-    ("old_log_probs", "float32", "response", "old_log_prob", "update_actor advantage", "unless elided (one on-policy update)", _SEED),
+    ("old_log_probs", "float32", "response", "old_log_prob", "update_actor advantage", "unless elided (one update a batch)", _SEED),
     ("entropy", "float32", "response", "old_log_prob", "observe", "old log-probs are recomputed", _SEED),
     ("ref_log_prob", "float32", "response", "ref_log_prob", "advantage update_actor", "a KL term is on", _SEED),
     ("values", "float32", "response", "values", "advantage update_critic", "a critic is on", _SEED),
     ("token_level_scores", "float32", "response", "advantage", "advantage observe", "every step", _SEED),
-    ("token_level_rewards", "float32", "response", "advantage", "advantage observe", "every step: scores less the KL penalty", _SEED),
+    ("token_level_rewards", "float32", "response", "advantage", "advantage observe", "every step: scores less KL penalty", _SEED),
     ("advantages", "float32", "response", "advantage", "update_actor", "every step", _SEED),
     ("returns", "float32", "response", "advantage", "update_critic observe", "every step", _SEED),
     ("rollout_is_weights", "float32", "response", "correction", "update_actor", "off-policy correction is on", _SOURCE),

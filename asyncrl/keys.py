@@ -1,7 +1,7 @@
 """Names of things in the TransferQueue: group keys, trajectory keys and the leases that allow a write.
 
-Hierarchy: a *group* is one prompt (uid); a *session* is one independent rollout of it (uid, session_id); a *trajectory* is one
-output of a session (uid, session_id, index). The key of a prompt is its uid; the key of a trajectory is `{uid}_{session_id}_{index}`.
+A *group* is one prompt (uid); a *session* is one independent rollout of it (uid, session_id); a *trajectory* is one output of a
+session (uid, session_id, index). The key of a prompt is its uid; the key of a trajectory is `{uid}_{session_id}_{index}`.
 """
 
 from dataclasses import dataclass
@@ -19,19 +19,24 @@ VAL = "val"
 class TrajectoryKey:
     """(uid, session_id, index) of one agent-loop output; `str()` is its key in the store, `parse` the way back.
 
-    A uid may contain underscores: the two numbers are taken from the right.
+    A uid may contain underscores: the two numbers are taken from the right. Raises KeyFormatError for a uid or number that
+    `parse` could not restore.
     """
 
     uid: str
     session_id: int
     index: int
 
+    def __post_init__(self) -> None:
+        if not self.uid or self.session_id < 0 or self.index < 0:
+            raise KeyFormatError(f"trajectory {(self.uid, self.session_id, self.index)}: needs a uid and numbers from 0")
+
     def __str__(self) -> str:
         return f"{self.uid}_{self.session_id}_{self.index}"
 
     @classmethod
     def parse(cls, key: str) -> Self:
-        """Raises KeyFormatError when `key` is not `{uid}_{session_id}_{index}` with plain decimal numbers."""
+        """Raises KeyFormatError when `key` is not `{uid}_{session_id}_{index}` with plain decimal numbers below 10^18."""
         parts = key.rsplit("_", 2)
         if len(parts) == 3 and parts[0] and all(_is_plain_number(part) for part in parts[1:]):
             return cls(uid=parts[0], session_id=int(parts[1]), index=int(parts[2]))
@@ -39,7 +44,7 @@ class TrajectoryKey:
 
 
 def _is_plain_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and (text == "0" or text[0] != "0")
+    return len(text) <= 18 and text.isascii() and text.isdigit() and (text == "0" or text[0] != "0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,7 @@
 """Protocols between rooms, and the plain data that travels through them.
 
-A room sees its neighbours only through this page, which is what lets the simulator stand in for any edge: `World` (time, randomness,
-blocking work), `RolloutEngine` (generation), `RewardScorer` (reward) and `ActorPort` (training) are the four edges of the controller.
-Nothing here imports torch.
+A room sees its neighbours only through this page, which is what lets the simulator stand in for any edge of the controller:
+`World` (time, randomness, blocking work), `RolloutEngine` (generation) and `RewardScorer` (reward). Nothing here imports torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,12 +48,13 @@ class World(Protocol):
     async def offload(self, function: Callable[..., T], *args: object, pool: str = "files", timeout_s: float | None = None) -> T:
         """Run blocking work off the loop, in the named pool: `files`, `model` (one thread) or `tools` (many).
 
-        Raises DeadlineError after `timeout_s`; the thread cannot be stopped and is counted in `abandoned(pool)` until it ends.
+        Raises DeadlineError after `timeout_s`, time in the pool's queue included. Work that already runs cannot be stopped: its
+        thread is counted in `abandoned(pool)` until it ends.
         """
         ...
 
     def abandoned(self, pool: str) -> int:
-        """Threads of the pool still busy with work whose deadline has passed."""
+        """Threads of the pool still busy with work that nobody waits for: its deadline passed, or its caller was cancelled."""
         ...
 
 
@@ -63,7 +63,7 @@ class World(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to sample. `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. Filters apply in the order temperature, top-k, top-p."""
+    """How to sample. `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. The order is temperature, top-k, top-p."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -86,8 +86,8 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One generate call. `seed` names the random stream: token k of the answer draws from (seed, position), so it does not depend on
-    neighbours in the batch. A retry of a session uses the same seeds."""
+    """One generate call. `seed` names the random stream: token k of the answer draws from (seed, position), so it does not depend
+    on neighbours in the batch. A retry of a session uses the same seeds."""
 
     request_id: str
     prompt_ids: Sequence[int]
@@ -106,8 +106,8 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What an engine sampled. log_probs: natural logs under the distribution sampled from (temperature and filters applied), finite,
-    one a token. version_spans cover all tokens in order without gaps; empty when there is no token."""
+    """What an engine sampled. log_probs: natural logs under the distribution sampled from (temperature and filters applied),
+    finite, one a token. version_spans cover all tokens in order without gaps; empty when there is no token."""
 
     token_ids: list[int]
     log_probs: list[float]
@@ -119,7 +119,7 @@ class Generation:
 
 
 class WeightSnapshot(Protocol):
-    """Weights that nobody changes any more: full tensors by Hugging Face parameter name, float32 unless the model says otherwise."""
+    """Weights that nobody changes any more: full tensors by Hugging Face parameter name, float32 unless the model differs."""
 
     @property
     def tensors(self) -> "Mapping[str, torch.Tensor]": ...

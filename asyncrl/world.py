@@ -6,10 +6,11 @@ replaces it. Not covered here: engine threads and reward processes, which belong
 
 import asyncio
 import hashlib
+import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Self, TypeVar
@@ -23,14 +24,16 @@ DEFAULT_POOLS: Mapping[str, int] = {"files": 2, "model": 1, "tools": 64}
 
 
 def derive_seed(*parts: str | int) -> int:
-    """A 63-bit seed from any parts; the same on every machine (Python's `hash` is not)."""
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    """A 63-bit seed from any parts; the same on every machine (Python's `hash` is not). JSON keeps 1, "1" and ("1", "") apart."""
+    return int.from_bytes(hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest(), "big") >> 1
 
 
 class DaemonPool:
     """A thread pool whose threads never keep the process alive: the standard one joins its threads at exit, so one hung tool
-    would hang the shutdown. Threads start when needed, up to `size`."""
+    would hang the shutdown. Threads start when needed, up to `size`.
+
+    `_spare` = waiting threads - queued jobs: negative once all threads are busy.
+    """
 
     def __init__(self, name: str, size: int) -> None:
         self._name = name
@@ -38,40 +41,55 @@ class DaemonPool:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
-        self._idle = 0
+        self._spare = 0
+        self._closed = False
 
     def submit(self, function: Callable[..., T], *args: object) -> Future[T]:
+        """Raises RuntimeError when the pool is closed: no thread would ever run the job."""
         future: Future[T] = Future()
-
-        def job() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = function(*args)
-            except BaseException as error:  # noqa: BLE001  it travels to the waiter through the future
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
         with self._lock:
-            if self._idle == 0 and self._threads < self._size:
-                self._threads += 1
+            if self._closed:
+                raise RuntimeError(f"thread pool {self._name!r} is closed")
+            if self._spare <= 0 and self._threads < self._size:
                 threading.Thread(target=self._run, name=f"asyncrl-{self._name}-{self._threads}", daemon=True).start()
+                self._threads += 1
             else:
-                self._idle -= 1
-        self._jobs.put(job)
+                self._spare -= 1
+            self._jobs.put(lambda: _run_into(future, function, args))
         return future
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            del job  # else an idle thread would keep the last arguments and result alive
             with self._lock:
-                self._idle += 1
+                self._spare += 1
 
     def close(self) -> None:
         """Let the threads end after the jobs already submitted; waits for nobody."""
-        for _ in range(self._threads):
-            self._jobs.put(None)
+        with self._lock:
+            self._closed = True
+            for _ in range(self._threads):
+                self._jobs.put(None)
+
+
+def _run_into(future: Future[T], function: Callable[..., T], args: Sequence[object]) -> None:
+    """Run the function and settle its future; every exception travels to the waiter through it."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function(*args))
+    except StopIteration as error:
+        # An asyncio future refuses this one class, and its waiter would never wake.
+        stopped = RuntimeError(f"{_name_of(function)} raised StopIteration")
+        stopped.__cause__ = error
+        future.set_exception(stopped)
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    return getattr(function, "__qualname__", repr(function))
 
 
 class RealWorld:
@@ -106,8 +124,7 @@ class RealWorld:
         except TimeoutError as error:
             if not deadline.expired():
                 raise  # the function's own TimeoutError
-            name = getattr(function, "__qualname__", repr(function))
-            raise DeadlineError(f"{name} in pool {pool!r} took longer than {timeout_s} s") from error
+            raise DeadlineError(f"{_name_of(function)} in pool {pool!r} took longer than {timeout_s} s") from error
         finally:
             # wrap_future has asked the future to cancel; a function that already runs cannot be stopped, only counted.
             if not future.done():

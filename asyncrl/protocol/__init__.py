@@ -1,1 +1,1 @@
-"""What travels between stages: KVBatchMeta (keys and tags), TensorDict with ragged columns, DataProto (padded), and their invariants."""
+"""What travels between stages: KVBatchMeta (keys, tags), TensorDict of ragged columns, DataProto (padded); their invariants."""

@@ -4,15 +4,16 @@ Padded layout (verl's): prompts padded on the left to P, responses on the right 
 L = P + R, so column P is the first response token of every row.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
 from asyncrl.errors import FieldError
-from asyncrl.fields import Axis
+from asyncrl.fields import Axis, Field
 from asyncrl.fields import field as catalogue_field
 from asyncrl.ports import Json
 from asyncrl.protocol.ragged import from_values, is_ragged, lengths_of, mask_of, offsets_of, to_padded, to_ragged
@@ -39,28 +40,27 @@ class DataProto:
 
 
 def pad_batch(columns: TensorDict) -> DataProto:
-    """Ragged columns of a batch as padded tensors, plus `prompt_lens` and `response_lens` (int64 [B]) for the way back.
+    """Ragged columns of a batch as padded tensors, plus `prompt_lens` and `response_lens` (int64 [B]) for the way back, and
+    `attention_mask` (bool [B, L]) where there is a column of the sequence axis.
 
-    Needs `prompts` for prompt- and sequence-axis fields, `responses` or another response-axis field for the rest.
+    Raises FieldError when columns of one axis differ in length, or a sequence column comes without a prompt-axis column.
     """
     lengths = _axis_lengths(columns)
     tensors: dict[str, torch.Tensor] = {}
     objects: dict[str, np.ndarray] = {}
-    for name in columns.keys():  # noqa: SIM118  a TensorDict iterates over rows, not names
-        entry = catalogue_field(name)
+    for name, entry, column in _entries(columns):
         if not entry.is_tensor:
-            objects[name] = object_array(columns.get(name).tolist())
-        elif is_ragged(columns.get(name)):
-            tensors[name] = _pad(columns.get(name), entry.axis, lengths)
+            objects[name] = object_array(column.tolist())
+        elif is_ragged(column):
+            tensors[name] = _pad(column, entry.axis, lengths)
         else:
-            tensors[name] = columns.get(name)
+            tensors[name] = column
     if Axis.PROMPT in lengths:
         tensors["prompt_lens"] = lengths[Axis.PROMPT]
     if Axis.RESPONSE in lengths:
         tensors["response_lens"] = lengths[Axis.RESPONSE]
-    if "input_ids" in tensors:
-        prompt_width, width = int(lengths[Axis.PROMPT].max()), tensors["input_ids"].shape[1]
-        tensors["attention_mask"] = _sequence_mask(lengths, prompt_width, width)
+    if Axis.SEQUENCE in lengths:
+        tensors["attention_mask"] = _sequence_mask(lengths)
     return DataProto(batch=TensorDict(tensors, batch_size=[len(columns)]), non_tensor_batch=objects)
 
 
@@ -85,12 +85,18 @@ def object_array(values: list[Json]) -> np.ndarray:
     return array
 
 
+def _entries(columns: TensorDict) -> Iterator[tuple[str, Field, Any]]:
+    """Name, catalogue entry and column, of every column."""
+    for key in columns.keys():  # noqa: SIM118  a TensorDict iterates over rows, not names
+        name = str(key)
+        yield name, catalogue_field(name), columns.get(name)
+
+
 def _axis_lengths(columns: TensorDict) -> dict[Axis, torch.Tensor]:
     lengths: dict[Axis, torch.Tensor] = {}
-    for name in columns.keys():  # noqa: SIM118
-        entry = catalogue_field(name)
-        if entry.is_tensor and is_ragged(columns.get(name)):
-            found = lengths_of(columns.get(name))
+    for name, entry, column in _entries(columns):
+        if entry.is_tensor and is_ragged(column):
+            found = lengths_of(column)
             known = lengths.setdefault(entry.axis, found)
             if not torch.equal(found, known):
                 raise FieldError(
@@ -111,17 +117,13 @@ def _pad(column: torch.Tensor, axis: Axis, lengths: Mapping[Axis, torch.Tensor])
         return to_padded(column, side="left")
     if axis is Axis.RESPONSE:
         return to_padded(column)
-    prompt_width, response_width = int(lengths[Axis.PROMPT].max()), int(lengths[Axis.RESPONSE].max())
-    values = column.values()
-    padded = torch.zeros(
-        (len(lengths[axis]), prompt_width + response_width, *values.shape[1:]), dtype=values.dtype, device=values.device
-    )
-    padded[_sequence_mask(lengths, prompt_width, prompt_width + response_width)] = values
+    mask, values = _sequence_mask(lengths), column.values()
+    padded = torch.zeros((*mask.shape, *values.shape[1:]), dtype=values.dtype, device=values.device)
+    padded[mask] = values
     return padded
 
 
-def _sequence_mask(lengths: Mapping[Axis, torch.Tensor], prompt_width: int, width: int) -> torch.Tensor:
+def _sequence_mask(lengths: Mapping[Axis, torch.Tensor]) -> torch.Tensor:
     """bool [B, L]: the prompt's tokens end, and the response's begin, at column P."""
-    return torch.cat(
-        [mask_of(lengths[Axis.PROMPT], prompt_width, side="left"), mask_of(lengths[Axis.RESPONSE], width - prompt_width)], dim=1
-    )
+    prompts, responses = lengths[Axis.PROMPT], lengths[Axis.RESPONSE]
+    return torch.cat([mask_of(prompts, int(prompts.max()), side="left"), mask_of(responses, int(responses.max()))], dim=1)

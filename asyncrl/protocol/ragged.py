@@ -15,10 +15,16 @@ Side = Literal["left", "right"]
 
 
 def ragged(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Rows of shape [length, ...] (zero lengths allowed, one dtype) as one jagged tensor that owns its memory."""
+    """Rows of shape [length, ...] (zero lengths allowed) as one jagged tensor that owns its memory.
+
+    Raises FieldError for no rows, and for rows of several dtypes (torch would promote them silently).
+    """
     if not rows:
         raise FieldError("a ragged column needs at least one row")
-    return from_values(torch.cat(list(rows)), offsets_of(torch.tensor([len(row) for row in rows])))
+    if len(dtypes := {row.dtype for row in rows}) > 1:
+        raise FieldError(f"rows of one column have dtypes {sorted(map(str, dtypes))}")
+    lengths = torch.tensor([len(row) for row in rows], device=rows[0].device)
+    return from_values(torch.cat(list(rows)), offsets_of(lengths))
 
 
 def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
@@ -37,12 +43,13 @@ def is_ragged(column: torch.Tensor) -> bool:
 
 def lengths_of(column: torch.Tensor) -> torch.Tensor:
     """int64 [B]."""
-    return column.offsets().diff()
+    offsets: torch.Tensor = column.offsets()  # type: ignore[attr-defined]  # the stubs know no nested tensors
+    return offsets.diff()
 
 
 def rows_of(column: torch.Tensor) -> list[torch.Tensor]:
     """One tensor a row, each a view."""
-    return list(column.values().split(lengths_of(column).tolist()))
+    return list(torch.split(column.values(), lengths_of(column).tolist()))
 
 
 def to_padded(column: torch.Tensor, *, padding: float = 0, side: Side = "right", length: int | None = None) -> torch.Tensor:
@@ -61,7 +68,10 @@ def to_padded(column: torch.Tensor, *, padding: float = 0, side: Side = "right",
 
 
 def to_ragged(padded: torch.Tensor, lengths: torch.Tensor, *, side: Side = "right") -> torch.Tensor:
-    """Inverse of `to_padded`. padded [B, L, ...], lengths int64 [B]."""
+    """Inverse of `to_padded`. padded [B, L, ...], lengths int64 [B]. Raises FieldError when a length exceeds L."""
+    longest = int(lengths.max())
+    if longest > padded.shape[1]:
+        raise FieldError(f"row {int(lengths.argmax())} has length {longest} but the padded length is {padded.shape[1]}")
     return from_values(padded[mask_of(lengths, padded.shape[1], side=side)], offsets_of(lengths))
 
 
