@@ -10,14 +10,19 @@ AsyncRLError
 │   └── CheckpointError               a checkpoint that is missing, damaged or of another run
 ├── StoreError                        the TransferQueue refused; nothing was changed
 │   ├── StaleLeaseError               a write without an open lease
+│   │   └── LeaseScopeError           an open lease that does not cover this key or column
 │   ├── UnknownKeyError (KeyError)    a key that is not in the partition
+│   │   └── UnknownPartitionError     a partition that holds no key at all
 │   ├── MissingColumnError (KeyError) a field that a key does not have
 │   ├── DuplicateKeyError (ValueError)
 │   ├── TagCountError (ValueError)    number of tags or values differs from the number of keys
-│   └── DtypeChangeError (TypeError)  a column already has another dtype
+│   ├── DtypeChangeError (TypeError)  a column already has another dtype
+│   └── TagValueError (TypeError)     a tag entry that is not a bool, int, float or str
 ├── KeyFormatError (ValueError)       a key that does not spell a trajectory
 ├── FieldError (ValueError)           a tensor breaks the catalogue or an invariant (DESIGN §4)
 ├── TransitionError (RuntimeError)    a group status moved backwards
+├── AdmissionError (RuntimeError)     the admission rule or the conservation of groups was broken
+├── TooManyFailuresError (RuntimeError) group after group failed and none finished
 ├── EngineError (RuntimeError)        the rollout engine failed or was closed
 │   └── PromptTooLongError (ValueError)
 ├── RewardError (RuntimeError)        a reward function raised, hung or returned nonsense: a failed session, never reward 0
@@ -71,8 +76,16 @@ class StaleLeaseError(StoreError):
     """A write came without an open lease: its session was retried, settled or dropped, or its step has ended."""
 
 
+class LeaseScopeError(StaleLeaseError):
+    """The lease is open, but this key or column is not its to write."""
+
+
 class UnknownKeyError(StoreError, KeyError):
     """A key is not in the partition."""
+
+
+class UnknownPartitionError(UnknownKeyError):
+    """The partition holds no key at all: it was never written, or all of it was cleared or retired."""
 
 
 class MissingColumnError(StoreError, KeyError):
@@ -91,6 +104,10 @@ class DtypeChangeError(StoreError, TypeError):
     """A column already holds another dtype or kind of value."""
 
 
+class TagValueError(StoreError, TypeError):
+    """A tag entry is not a bool, int, float or str under a str name."""
+
+
 class KeyFormatError(AsyncRLError, ValueError):
     """A key does not spell a trajectory."""
 
@@ -101,6 +118,14 @@ class FieldError(AsyncRLError, ValueError):
 
 class TransitionError(AsyncRLError, RuntimeError):
     """A group status can only move pending -> running -> finished | failure."""
+
+
+class AdmissionError(AsyncRLError, RuntimeError):
+    """The admission rule was broken: no place, an unknown group, a step out of order, or counts that do not add up."""
+
+
+class TooManyFailuresError(AsyncRLError, RuntimeError):
+    """Too many groups in a row failed with none finished in between; the message carries the last failure."""
 
 
 class EngineError(AsyncRLError, RuntimeError):
