@@ -16,7 +16,7 @@ from asyncrl.errors import FieldError
 from asyncrl.fields import Axis, Field
 from asyncrl.fields import field as catalogue_field
 from asyncrl.ports import Json
-from asyncrl.protocol.ragged import from_values, is_ragged, lengths_of, mask_of, offsets_of, to_padded, to_ragged
+from asyncrl.protocol.ragged import fill, from_values, is_ragged, lengths_of, mask_of, offsets_of, to_padded, to_ragged
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,8 +119,7 @@ def _pad(column: torch.Tensor, axis: Axis, lengths: Mapping[Axis, torch.Tensor])
         return to_padded(column)
     mask, values = _sequence_mask(lengths), column.values()
     padded = torch.zeros((*mask.shape, *values.shape[1:]), dtype=values.dtype, device=values.device)
-    padded[mask] = values
-    return padded
+    return fill(padded, mask, values)
 
 
 def _sequence_mask(lengths: Mapping[Axis, torch.Tensor]) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Ragged columns (jagged nested tensors) and their way to padded tensors and back. The round trip is the identity.
 
 Legend: B rows, N = sum of lengths, L longest row. A ragged column is a torch jagged nested tensor of shape [B, *]; it is values [N]
-plus offsets [B + 1]. Works for every dtype, float8 and uint16 included: only indexing is used, never arithmetic.
+plus offsets [B + 1]. Works for every dtype that a plain tensor can have, float8 and uint16 included: never arithmetic on values.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,11 @@ import torch
 from asyncrl.errors import FieldError
 
 Side = Literal["left", "right"]
+
+_WRITTEN_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64} | dict.fromkeys(
+    (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu), torch.uint8
+)
+"""torch cannot write these through a mask (float8: not a single value); the same bits under another name it can."""
 
 
 def ragged(rows: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -63,8 +68,7 @@ def to_padded(column: torch.Tensor, *, padding: float = 0, side: Side = "right",
     if longest > width:
         raise FieldError(f"row {int(lengths.argmax())} has {longest} entries but the padded length is {width}")
     padded = torch.full((len(lengths), width, *values.shape[1:]), padding, dtype=values.dtype, device=values.device)
-    padded[mask_of(lengths, width, side=side)] = values
-    return padded
+    return fill(padded, mask_of(lengths, width, side=side), values)
 
 
 def to_ragged(padded: torch.Tensor, lengths: torch.Tensor, *, side: Side = "right") -> torch.Tensor:
@@ -73,6 +77,15 @@ def to_ragged(padded: torch.Tensor, lengths: torch.Tensor, *, side: Side = "righ
     if longest > padded.shape[1]:
         raise FieldError(f"row {int(lengths.argmax())} has length {longest} but the padded length is {padded.shape[1]}")
     return from_values(padded[mask_of(lengths, padded.shape[1], side=side)], offsets_of(lengths))
+
+
+def fill(padded: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Write values [N, ...] in order to the N places of `padded` [B, L, ...] where `mask` [B, L] is True; returns `padded`."""
+    if bits := _WRITTEN_AS.get(values.dtype):
+        padded.view(bits)[mask] = values.view(bits)
+    else:
+        padded[mask] = values
+    return padded
 
 
 def mask_of(lengths: torch.Tensor, width: int, *, side: Side = "right") -> torch.Tensor:

@@ -1,0 +1,183 @@
+"""Each invariant is broken on purpose and seen caught, with the key, the field and the numbers in the message."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from asyncrl.errors import FieldError
+from asyncrl.protocol import invariants
+from asyncrl.protocol.batch_meta import KVBatchMeta, TagValue
+from asyncrl.protocol.ragged import ragged, rows_of
+
+Batch = tuple[KVBatchMeta, TensorDict]
+MakeBatch = Callable[[], Batch]
+Break = Callable[[KVBatchMeta, TensorDict], Batch]
+
+
+def write(field: str, row: int, position: int, value: float) -> Break:
+    """Overwrite one entry of a ragged column."""
+
+    def damage(meta: KVBatchMeta, columns: TensorDict) -> Batch:
+        rows_of(columns[field])[row][position] = value
+        return meta, columns
+
+    return damage
+
+
+def retag(row: int, **changes: TagValue) -> Break:
+    def damage(meta: KVBatchMeta, columns: TensorDict) -> Batch:
+        tags = [dict(tag) for tag in meta.tags]
+        tags[row].update(changes)
+        return KVBatchMeta(partition_id=meta.partition_id, keys=meta.keys, tags=tuple(tags)), columns
+
+    return damage
+
+
+def replace(field: str, column: object) -> Break:
+    def damage(meta: KVBatchMeta, columns: TensorDict) -> Batch:
+        columns[field] = column
+        return meta, columns
+
+    return damage
+
+
+def shorten(field: str, row: int) -> Break:
+    """Cut the last entry off one row."""
+
+    def damage(meta: KVBatchMeta, columns: TensorDict) -> Batch:
+        rows = rows_of(columns[field])
+        rows[row] = rows[row][:-1]
+        columns[field] = ragged(rows)
+        return meta, columns
+
+    return damage
+
+
+def drop_first_row(meta: KVBatchMeta, columns: TensorDict) -> Batch:
+    return meta.select(range(1, len(meta))), columns
+
+
+def pad_tag_with_reward(meta: KVBatchMeta, columns: TensorDict) -> Batch:
+    meta, columns = retag(3, is_padding=True)(meta, columns)
+    return replace("reward_score", torch.tensor([1.0, 0.0, 0.5, 0.25]))(meta, columns)
+
+
+BROKEN: list[tuple[str, Break, str]] = [
+    ("one_row_a_key", drop_first_row, "3 keys, but the columns have batch size [4]"),
+    ("columns_fit_the_catalogue", replace("nonsense", torch.zeros(4)), "field 'nonsense' is not in the catalogue"),
+    ("columns_fit_the_catalogue", replace("session_id", torch.zeros(4)), "'session_id' has dtype torch.float32, the catalogue"),
+    ("columns_fit_the_catalogue", replace("values", torch.zeros(4)), "field 'values' is not ragged, but its axis is 'response'"),
+    ("columns_fit_the_catalogue", replace("uid", torch.zeros(4)), "field 'uid' holds Tensor, the catalogue says object"),
+    ("keys_restore_the_hierarchy", replace("uid", NonTensorStack("u1", "u1", "u1", "u1")), "u2_0_0: field 'uid' is 'u1'"),
+    ("keys_restore_the_hierarchy", replace("session_id", torch.tensor([0, 1, 0, 0])), "u1_1_1: field 'session_id' is 0"),
+    ("columns_of_an_axis_are_aligned", shorten("rollout_log_probs", 1), "u1_1_0: field 'rollout_log_probs' has 1 entries, but"),
+    ("columns_of_an_axis_are_aligned", shorten("position_ids", 0), "u1_0_0: field 'position_ids' has 6 entries, but 'input_ids'"),
+    ("columns_of_an_axis_are_aligned", shorten("prompts", 0), "has 7 entries, but prompt and response have 6"),
+    ("input_ids_are_prompt_then_response", write("input_ids", 2, 3, 99), "u1_1_1: field 'input_ids' is 99 at position 3"),
+    ("tags_spell_the_lengths", retag(0, prompt_len=4), "u1_0_0: tag 'prompt_len' is 4, but the length of 'prompts' is 3"),
+    ("tags_spell_the_lengths", retag(1, response_len=3), "u1_1_0: tag 'response_len' is 3, but the length of 'responses' is 2"),
+    ("tags_spell_the_lengths", retag(0, seq_len=6), "u1_0_0: tag 'seq_len' is 6, but the length of 'input_ids' is 7"),
+    ("tags_spell_the_lengths", retag(0, policy_len=4), "u1_0_0: tag 'policy_len' is 4, but 'response_mask'.sum() is 3"),
+    ("loss_mask_is_response_mask", write("loss_mask", 0, 2, 1), "u1_0_0: fields 'loss_mask' and 'response_mask' differ at"),
+    ("only_actions_have_a_log_prob", write("rollout_log_probs", 0, 2, -0.5), "u1_0_0: field 'rollout_log_probs' is -0.5 at"),
+    ("only_actions_have_a_version", write("token_versions", 1, 1, 2), "u1_1_0: field 'token_versions' is 2 at position 1"),
+    ("only_actions_have_a_version", write("token_versions", 0, 0, -1), "allowed: a version from 0"),
+    ("log_probs_are_log_probs", write("rollout_log_probs", 0, 3, 0.5), "u1_0_0: field 'rollout_log_probs' is 0.5 at position 3"),
+    ("log_probs_are_log_probs", write("old_log_probs", 2, 1, float("-inf")), "u1_1_1: field 'old_log_probs' is -inf at position 1"),
+    ("log_probs_are_log_probs", write("ref_log_prob", 2, 1, float("nan")), "u1_1_1: field 'ref_log_prob' is nan at position 1"),
+    ("versions_never_fall", write("token_versions", 0, 3, 1), "u1_0_0: field 'token_versions' falls from 2 to 1 at position 3"),
+    ("versions_never_fall", write("token_versions", 1, 0, 3), "u1_1_1: its first token version is 2, but the earlier"),
+    ("tags_spell_the_versions", retag(0, min_global_steps=1), "u1_0_0: tag 'min_global_steps' is 1, but what 'token_versions'"),
+    ("tags_spell_the_versions", retag(0, max_global_steps=2), "u1_0_0: tag 'max_global_steps' is 2, but what 'token_versions'"),
+    ("tags_spell_the_versions", retag(3, max_global_steps=3), "u2_0_0: tag 'max_global_steps' is 3, but what 'token_versions'"),
+    ("score_sits_on_the_last_action", write("rm_scores", 0, 1, 1.0), "'rm_scores' is 1.0 at position 1; the last action is at 3"),
+    ("score_sits_on_the_last_action", write("rm_scores", 2, 2, 0.25), "field 'rm_scores' sums to 0.25 but 'reward_score' is 0.5"),
+    ("advantages_stay_inside_the_mask", write("advantages", 1, 1, 0.5), "u1_1_0: field 'advantages' is 0.5 at position 1"),
+    ("advantages_stay_inside_the_mask", write("returns", 2, 0, 0.5), "u1_1_1: field 'returns' is 0.5 at position 0"),
+    ("advantages_stay_inside_the_mask", write("advantages", 0, 0, float("nan")), "u1_0_0: field 'advantages' is nan at position 0"),
+    ("padding_rows_weigh_nothing", retag(1, is_padding=True), "u1_1_0: a padding row has 'response_mask' summing to 1"),
+    ("padding_rows_weigh_nothing", pad_tag_with_reward, "u2_0_0: a padding row has 'reward_score' summing to 0.25"),
+]  # fmt: skip
+
+
+def test_a_whole_batch_keeps_every_invariant(make_batch: MakeBatch) -> None:
+    meta, columns = make_batch()
+    present = set(map(str, columns.keys()))
+    assert all(invariant.needs <= present for invariant in invariants.BATCH_INVARIANTS), "the batch must exercise all of them"
+    invariants.check_batch(meta, columns)
+    invariants.padding_and_back_is_the_identity(meta, columns)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"), BROKEN, ids=[f"{name}-{number}" for number, (name, _, _) in enumerate(BROKEN)]
+)
+def test_a_broken_invariant_is_caught_and_named(make_batch: MakeBatch, name: str, damage: Break, message: str) -> None:
+    meta, columns = damage(*make_batch())
+    with pytest.raises(FieldError, match=re.escape(message)):
+        getattr(invariants, name)(meta, columns)
+    with pytest.raises(FieldError):
+        invariants.check_batch(meta, columns)
+
+
+def test_every_invariant_has_a_test_that_breaks_it() -> None:
+    tested = {name for name, _, _ in BROKEN}
+    assert tested == {invariant.check.__name__ for invariant in invariants.BATCH_INVARIANTS}
+
+
+def test_the_docstring_lists_every_invariant() -> None:
+    listed = re.findall(r"^\d+\. `(\w+)`", invariants.__doc__ or "", re.MULTILINE)
+    checked = [invariant.check.__name__ for invariant in invariants.BATCH_INVARIANTS]
+    assert listed[: len(checked)] == checked
+    assert all(callable(getattr(invariants, name)) for name in listed)
+
+
+def test_check_batch_runs_only_what_the_columns_allow(make_batch: MakeBatch) -> None:
+    meta, columns = make_batch()
+    invariants.check_batch(meta, columns.select("advantages", "response_mask"))
+    invariants.check_batch(meta, columns.select("rm_scores"))
+
+
+@pytest.mark.parametrize("rows", [[0], [3], [3, 2, 1, 0]])
+def test_any_selection_of_rows_keeps_every_invariant(make_batch: MakeBatch, rows: list[int]) -> None:
+    meta, columns = make_batch()
+    invariants.check_batch(meta.select(rows), columns[rows])
+
+
+def test_reorder_and_split_keep_identity(make_batch: MakeBatch) -> None:
+    meta, _ = make_batch()
+    invariants.parts_make_up_the_whole(meta, [meta.select([2, 0, 3, 1])])
+    invariants.parts_make_up_the_whole(meta, [meta.select([3]), meta.select([2, 0, 1])])
+
+
+def test_lost_doubled_and_altered_rows_are_caught(make_batch: MakeBatch) -> None:
+    meta, columns = make_batch()
+    with pytest.raises(FieldError, match=r"u1_1_0: in no part of its batch; 1 of 4 rows are lost"):
+        invariants.parts_make_up_the_whole(meta, [meta.select([0, 2, 3])])
+    with pytest.raises(FieldError, match="u1_0_0: in two parts"):
+        invariants.parts_make_up_the_whole(meta, [meta.select([0, 1]), meta.select([0, 2, 3])])
+    altered, _ = retag(1, max_global_steps=7)(meta, columns)
+    with pytest.raises(FieldError, match="u1_1_0: tag changed from"):
+        invariants.parts_make_up_the_whole(meta, [altered])
+
+
+def test_a_group_in_two_mini_batches_is_caught(make_batch: MakeBatch) -> None:
+    meta, _ = make_batch()
+    invariants.groups_stay_together([meta.select([0, 1, 2]), meta.select([3])])
+    with pytest.raises(FieldError, match=r"u1_1_1: its group 'u1' is split over parts 0 and 1"):
+        invariants.groups_stay_together([meta.select([0, 1]), meta.select([2, 3])])
+
+
+def test_data_parallel_size_taken_from_the_rollout_is_caught() -> None:
+    invariants.data_parallel_follows_the_actor(world_size=8, sequence_parallel=2, data_parallel=4)
+    with pytest.raises(FieldError, match="data parallel 8 x sequence parallel 2 = 16, but the actor has 8 ranks"):
+        invariants.data_parallel_follows_the_actor(world_size=8, sequence_parallel=2, data_parallel=8)
+
+
+def test_left_over_trajectories_are_caught(make_batch: MakeBatch) -> None:
+    meta, _ = make_batch()
+    invariants.cleanup_leaves_nothing(meta, ["u3_0_0"])
+    with pytest.raises(FieldError, match="u2_7_0: still in partition 'train'"):
+        invariants.cleanup_leaves_nothing(meta, ["u3_0_0", "u2_7_0"])
