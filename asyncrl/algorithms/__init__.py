@@ -1,0 +1,1 @@
+"""Pure tensor functions: advantages, losses, KL estimators and aggregation. They know tensors and nothing of batches or stores."""

@@ -1,0 +1,236 @@
+"""The actor: the policy that is trained, and its PPO-clipped update; and the frozen reference.
+
+... -> advantages -> [actor update] -> publish
+
+Invariants:
+1. The loss of a mini-batch does not depend on how it is cut into micro-batches: all weights come from counts of the mini-batch.
+2. Only policy tokens (response_mask) have a logit, a loss and a count.
+3. Log-probs are those of softmax(logits / rollout.temperature), the distribution the engine samples from. top_k and top_p are not
+   modelled: with them on, rollout_log_probs are of the filtered distribution and the trainer's are not.
+
+Where we differ from verl 0.9.1: means of metrics weigh every policy token of a mini-batch the same, not every micro-batch.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDict
+
+from asyncrl.algorithms.aggregation import token_weights
+from asyncrl.algorithms.kl import kl_penalty
+from asyncrl.algorithms.losses import ppo_clip_loss
+from asyncrl.config import TrainRun
+from asyncrl.protocol.ragged import rows_of
+from asyncrl.training.learner import Learner, LearnerState, Snapshot
+from asyncrl.training.mesh import all_sum, open_mesh
+from asyncrl.training.model import build_policy
+from asyncrl.training.scoring import Rows, score_responses
+
+
+class Actor:
+    """Sync methods; the trainer calls them one at a time in the world's `model` pool.
+
+    total_updates: optimizer steps of the whole run. 0: trainer.total_training_steps x updates a batch.
+    Raises ModelError and ConfigError as `Learner` does.
+    """
+
+    def __init__(self, run: TrainRun, *, total_updates: int = 0) -> None:
+        total = total_updates or run.trainer.total_training_steps * run.updates_per_batch
+        self._config = run.actor
+        self._temperature = run.rollout.temperature
+        self._groups_a_mini_batch = run.mini_batch_groups
+        self._learner = Learner(run.model, run.actor.optim, total_updates=total)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps so far, skipped ones included."""
+        return self._learner.updates
+
+    @property
+    def skipped_updates(self) -> int:
+        """Updates skipped because their gradient was not finite."""
+        return self._learner.skipped_updates
+
+    def log_probs(self, columns: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log_probs, entropy), ragged float32 on the response axis, 0 where response_mask is 0. Changes nothing."""
+        return score_responses(
+            self._learner.policy, columns, max_tokens=self._config.ppo_max_token_len_per_gpu, temperature=self._temperature
+        )
+
+    def update(self, columns: TensorDict, group_ids: Sequence[str]) -> dict[str, float]:
+        """One pass of `ppo_epochs` over the batch, an optimizer step for each mini-batch of groups, in order of first appearance.
+
+        columns: input_ids, position_ids, response_mask, advantages; old_log_probs (absent: the detached new ones); ref_log_prob
+        when the KL loss is on; rollout_log_probs for the metrics, when there. group_ids: the uid of each row.
+        Returns metrics under verl's names, means over the mini-batches.
+        Raises NonFiniteGradientError after too many skipped updates in a row.
+        """
+        batch = _Batch(columns, group_ids)
+        reports: list[dict[str, float]] = []
+        for _ in range(self._config.ppo_epochs):
+            for chosen in mini_batches(group_ids, self._groups_a_mini_batch):
+                compare = batch.rollout if not reports else None
+                reports.append(self._update_mini_batch(batch, chosen, compare))
+        metrics = {name: sum(report[name] for report in reports) / len(reports) for name in reports[-1]}
+        drift = {name: value for name, value in reports[0].items() if name.startswith("training/")}
+        return {**metrics, **drift, "actor/skipped_updates": float(self._learner.skipped_updates)}
+
+    def _update_mini_batch(self, batch: "_Batch", chosen: Sequence[int], rollout: list[torch.Tensor] | None) -> dict[str, float]:
+        weights = self._weights(batch.rows, chosen)
+        tally = _Tally()
+        for rows in batch.rows.micro_batches(chosen, self._config.ppo_max_token_len_per_gpu):
+            self._accumulate(batch, rows, weights, tally, rollout)
+        report = self._learner.step(lambda: tally.suspects(batch.group_ids, chosen))
+        return {**tally.metrics(), "actor/grad_norm": report.grad_norm, "actor/lr": report.lr}
+
+    def _weights(self, rows: Rows, chosen: Sequence[int]) -> list[torch.Tensor]:
+        """Float32 [R] a row of the batch (empty for rows outside `chosen`): the token weights of the mini-batch."""
+        masks = torch.nn.utils.rnn.pad_sequence([rows.mask[row] for row in chosen], batch_first=True)
+        num_tokens, num_rows = all_sum([float(masks.sum()), float(masks.any(1).sum())], self._learner.mesh)
+        padded = token_weights(masks, self._config.loss_agg_mode, num_tokens=num_tokens, num_rows=num_rows)
+        weights = [torch.empty(0)] * len(rows.mask)
+        for row, weight in zip(chosen, padded, strict=True):
+            weights[row] = weight[: len(rows.mask[row])]
+        return weights
+
+    def _accumulate(
+        self,
+        batch: "_Batch",
+        rows: Sequence[int],
+        weights: list[torch.Tensor],
+        tally: "_Tally",
+        rollout: list[torch.Tensor] | None,
+    ) -> None:
+        """Forward and backward of one micro-batch."""
+        config = self._config
+        pick = batch.rows.on_policy_tokens
+        tokens = batch.rows.token_batch(rows)
+        if not len(tokens.labels_n):
+            return  # only observations: nothing to learn, and the fused head refuses an empty matrix
+        log_prob, entropy = self._learner.policy(tokens, self._temperature, config.entropy_coeff > 0)
+        old = pick(batch.old, rows) if batch.old else log_prob.detach()
+        weight = pick(weights, rows)
+        policy_loss = ppo_clip_loss(
+            log_prob,
+            old,
+            pick(batch.advantages, rows),
+            clip_ratio_low=config.clip_ratio_low,
+            clip_ratio_high=config.clip_ratio_high,
+        )
+        terms = {"actor/pg_loss": policy_loss.loss}
+        loss = policy_loss.loss
+        if config.entropy_coeff:
+            loss = loss - config.entropy_coeff * entropy
+        if config.use_kl_loss:
+            terms["actor/kl_loss"] = kl_penalty(log_prob, pick(batch.reference, rows), config.kl_loss_type)
+            loss = loss + config.kl_loss_coef * terms["actor/kl_loss"]
+        terms |= {"actor/entropy_loss": entropy, "actor/loss": loss}
+        self._learner.backward((loss * weight).sum())
+        for name, values in terms.items():
+            tally.add_sum(name, (values.detach() * weight).sum())
+        tally.add_mean("actor/entropy", entropy.detach())
+        tally.add_mean("actor/ppo_kl", -policy_loss.log_ratio)
+        tally.add_mean("actor/pg_clipfrac", policy_loss.is_clipped.float())
+        tally.add_mean("actor/pg_clipfrac_lower", policy_loss.is_clipped_lower.float())
+        if rollout:
+            tally.add_drift((log_prob.detach().exp() - pick(rollout, rows).exp()).abs())
+        if not torch.isfinite(loss.detach()).all():
+            tally.broken.extend(_broken_rows(loss.detach(), batch.rows.mask, rows))
+
+    def snapshot(self, version: int) -> Snapshot:
+        """Copies of all weights by Hugging Face name, for `engine.publish`."""
+        return self._learner.snapshot(version)
+
+    def state(self) -> LearnerState:
+        """Copies of weights, optimizer, random generator and counters, for a checkpoint."""
+        return self._learner.state()
+
+    def load(self, state: LearnerState) -> None:
+        """Go on from a checkpoint. Raises CheckpointError when it is of another model."""
+        self._learner.load(state)
+
+
+class Reference:
+    """The frozen model at `model.path`: log-probs for a KL term. It has no optimizer and never changes."""
+
+    def __init__(self, run: TrainRun) -> None:
+        self._max_tokens = run.actor.ppo_max_token_len_per_gpu
+        self._temperature = run.rollout.temperature
+        self._policy = build_policy(run.model, open_mesh())
+        self._policy.requires_grad_(False)
+
+    def log_probs(self, columns: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Actor.log_probs`."""
+        return score_responses(self._policy, columns, max_tokens=self._max_tokens, temperature=self._temperature)
+
+
+def mini_batches(group_ids: Sequence[str], groups_each: int) -> list[list[int]]:
+    """Row numbers of each mini-batch: whole groups, in order of first appearance, rows in batch order.
+
+    ["a", "b", "a", "c"] with 2 groups each -> [[0, 2, 1], [3]].
+    """
+    members: dict[str, list[int]] = {}
+    for row, uid in enumerate(group_ids):
+        members.setdefault(uid, []).append(row)
+    groups = list(members.values())
+    return [[row for group in groups[start : start + groups_each] for row in group] for start in range(0, len(groups), groups_each)]
+
+
+class _Batch:
+    """The columns of a batch as one tensor a row; an absent column is an empty list."""
+
+    def __init__(self, columns: TensorDict, group_ids: Sequence[str]) -> None:
+        names = set(columns.keys())
+        self.group_ids = group_ids
+        self.rows = Rows.of(columns)
+        self.advantages = rows_of(columns["advantages"])
+        self.old = rows_of(columns["old_log_probs"]) if "old_log_probs" in names else []
+        self.reference = rows_of(columns["ref_log_prob"]) if "ref_log_prob" in names else []
+        self.rollout = rows_of(columns["rollout_log_probs"]) if "rollout_log_probs" in names else []
+
+
+class _Tally:
+    """Numbers of one mini-batch, added up over its micro-batches in float64."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._means: dict[str, float] = {}
+        self._tokens: dict[str, int] = {}
+        self._drift: list[torch.Tensor] = []
+        self.broken: list[int] = []
+        """Rows whose loss is not finite."""
+
+    def add_sum(self, name: str, value: torch.Tensor) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + float(value)
+
+    def add_mean(self, name: str, values: torch.Tensor) -> None:
+        self._means[name] = self._means.get(name, 0.0) + float(values.sum())
+        self._tokens[name] = self._tokens.get(name, 0) + len(values)
+
+    def add_drift(self, difference: torch.Tensor) -> None:
+        self._drift.append(difference)
+
+    def metrics(self) -> dict[str, float]:
+        means = {name: total / self._tokens[name] for name, total in self._means.items()}
+        if not self._drift:
+            return {**self._sums, **means}
+        drift = torch.cat(self._drift)
+        return {
+            **self._sums,
+            **means,
+            "training/rollout_probs_diff_max": float(drift.max()),
+            "training/rollout_probs_diff_mean": float(drift.mean()),
+            "training/rollout_probs_diff_std": float(drift.std(correction=0)),
+        }
+
+    def suspects(self, group_ids: Sequence[str], chosen: Sequence[int]) -> str:
+        """The rows that made the loss not finite, as `uid (row n)`; or all groups, when only the backward pass overflowed."""
+        if self.broken:
+            return "loss not finite in " + ", ".join(f"{group_ids[row]} (row {row})" for row in sorted(self.broken))
+        uids = dict.fromkeys(group_ids[row] for row in chosen)
+        return f"every loss is finite, the backward pass overflowed in groups {', '.join(uids)}"
+
+
+def _broken_rows(loss_n: torch.Tensor, masks: list[torch.Tensor], rows: Sequence[int]) -> list[int]:
+    parts = torch.split(loss_n, [int(masks[row].sum()) for row in rows])
+    return [row for row, part in zip(rows, parts, strict=True) if not torch.isfinite(part).all()]

@@ -1,0 +1,195 @@
+"""Checkpoints: one directory a step border, atomic, without pickle.
+
+    <folder>/global_step_12/
+        model/               Hugging Face directory: `asyncrl eval` loads it as any model
+        optimizer.safetensors  AdamW's moments and step counts
+        rng.safetensors        torch's random generator
+        manifest.json          format, step, version, counters, the trainer's own facts, size and checksum of every file
+        DONE                   checksum of manifest.json, written last
+
+Invariants:
+1. A folder counts only with a DONE that fits its manifest, and a manifest that fits its files. Everything is written and flushed
+   under another name, renamed, the parent flushed, and only then DONE is written: a crash at any operation leaves the older ones
+   whole.
+2. The newest whole checkpoint is never removed before a newer one has its DONE.
+
+Not covered: a disk that lies about fsync; a checkpoint changed on purpose (the checksums are no signatures).
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from asyncrl.config import ModelConfig
+from asyncrl.errors import CheckpointError
+from asyncrl.ports import Json
+from asyncrl.training.disk import Disk
+from asyncrl.training.export import export_model
+from asyncrl.training.learner import LearnerState
+
+FORMAT = 1
+_NAME = re.compile(r"global_step_(\d+)(\.old)?")
+_TMP = ".tmp-"
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A whole checkpoint. step: training steps done; version: weight version; trainer: what the trainer gave when saving."""
+
+    path: Path
+    step: int
+    version: int
+    trainer: dict[str, Json]
+    counters: dict[str, int]
+
+    @property
+    def model_path(self) -> Path:
+        """The Hugging Face directory inside."""
+        return self.path / "model"
+
+    def load(self) -> LearnerState:
+        """Raises CheckpointError when a tensor file cannot be read."""
+        try:
+            return LearnerState(
+                model=load_file(self.model_path / "model.safetensors"),
+                optimizer=load_file(self.path / "optimizer.safetensors"),
+                rng=load_file(self.path / "rng.safetensors")["torch"],
+                counters=self.counters,
+                model_config_json=(self.model_path / "config.json").read_text(encoding="utf-8"),
+            )
+        except (OSError, SafetensorError, KeyError) as error:
+            raise CheckpointError(f"{self.path}: cannot be loaded ({error})") from error
+
+
+def save_checkpoint(
+    folder: Path,
+    state: LearnerState,
+    *,
+    step: int,
+    version: int,
+    model: ModelConfig,
+    trainer: Mapping[str, Json],
+    keep: int,
+    disk: Disk | None = None,
+) -> Path:
+    """Write `folder/global_step_<step>`, then remove what is older than the newest `keep`. Blocking: call it off the loop.
+
+    model: where tokenizer and template come from; trainer: JSON facts that the trainer needs to go on, such as the feed's cursor.
+    A checkpoint of the same step is replaced. Raises OSError when the disk refuses; older checkpoints are whole then.
+    """
+    disk = disk or Disk()
+    target, temporary = folder / f"global_step_{step}", folder / f"{_TMP}global_step_{step}"
+    disk.make_folder(folder)
+    disk.remove(temporary)
+    disk.make_folder(temporary)
+    export_model(temporary / "model", state.model, state.model_config_json, model, disk=disk)
+    disk.write_tensors(temporary / "optimizer.safetensors", state.optimizer)
+    disk.write_tensors(temporary / "rng.safetensors", {"torch": state.rng})
+    facts = {"format": FORMAT, "step": step, "version": version, "counters": dict(state.counters), "trainer": dict(trainer)}
+    manifest = json.dumps({**facts, "files": _fingerprints(temporary)}, indent=1, sort_keys=True).encode()
+    disk.write(temporary / "manifest.json", manifest)
+    disk.sync_folder(temporary)
+    if target.exists():
+        _set_aside(target, disk)
+    disk.rename(temporary, target)
+    disk.sync_folder(folder)
+    disk.write(target / "DONE", _checksum(manifest).encode())
+    disk.sync_folder(target)
+    _prune(folder, keep, disk)
+    return target
+
+
+def _set_aside(target: Path, disk: Disk) -> None:
+    """Move a checkpoint of the same step away; it stays loadable under its second name until the new one is done."""
+    aside = target.with_name(target.name + ".old")
+    disk.remove(aside)
+    disk.rename(target, aside)
+
+
+def _prune(folder: Path, keep: int, disk: Disk) -> None:
+    """Keep the newest `keep` with a DONE; remove the others, and what crashed writes left behind."""
+    whole = [path for path in _candidates(folder) if (path / "DONE").is_file()]
+    replaced = [path for path in whole if path.suffix == ".old" and path.with_suffix("") in whole]
+    kept = [path for path in whole if path not in replaced][:keep]
+    leftovers = [path for path in folder.iterdir() if path.name.startswith(_TMP)]
+    for path in [path for path in _candidates(folder) if path not in kept] + leftovers:
+        disk.remove(path / "DONE")  # first, so that half a removal is no checkpoint
+        disk.remove(path)
+
+
+def newest_valid(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint, or None. Each damaged one on the way is skipped and `say` gets one line about it."""
+    for path in _candidates(folder):
+        try:
+            return open_checkpoint(path)
+        except CheckpointError as error:
+            say(f"skipping checkpoint {error}")
+    return None
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Check every file against the manifest. Raises CheckpointError, naming path and defect, when it is not whole."""
+    manifest = _read_manifest(path)
+    for name, known in manifest["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointError(f"{path}: {name} is missing")
+        if file.stat().st_size != known["size_bytes"]:
+            raise CheckpointError(f"{path}: {name} has {file.stat().st_size} bytes instead of {known['size_bytes']}")
+        if _file_checksum(file) != known["blake2b"]:
+            raise CheckpointError(f"{path}: {name} is damaged (its checksum differs)")
+    return Checkpoint(
+        path=path,
+        step=manifest["step"],
+        version=manifest["version"],
+        trainer=manifest["trainer"],
+        counters=manifest["counters"],
+    )
+
+
+def _read_manifest(path: Path) -> dict[str, Json]:
+    try:
+        done = (path / "DONE").read_text(encoding="utf-8")
+        content = (path / "manifest.json").read_bytes()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: not finished ({error})") from error
+    if done != _checksum(content):
+        raise CheckpointError(f"{path}: manifest.json is damaged (DONE names another checksum)")
+    manifest: dict[str, Json] = json.loads(content)
+    if manifest["format"] != FORMAT:
+        raise CheckpointError(f"{path}: has format {manifest['format']}; this version reads format {FORMAT}")
+    return manifest
+
+
+def _candidates(folder: Path) -> list[Path]:
+    """Folders named like a checkpoint, newest first; the replaced one of a step after its successor."""
+    if not folder.is_dir():
+        return []
+    found = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for match, path in sorted(found, key=lambda item: (-int(item[0][1]), item[0][2] is not None))]
+
+
+def _fingerprints(folder: Path) -> dict[str, dict[str, Json]]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): {"size_bytes": path.stat().st_size, "blake2b": _file_checksum(path)} for path in files
+    }
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _file_checksum(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,157 @@
+"""Learner: a sharded policy, its optimizer and its schedule. The actor and the warm start put their losses on top of it.
+
+Invariants: a gradient that is not finite never reaches the weights; a snapshot or a state shares no memory with the live weights.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from asyncrl.config import ModelConfig, OptimConfig
+from asyncrl.errors import CheckpointError, ConfigError, NonFiniteGradientError
+from asyncrl.training.mesh import copy_into, full_copy, like, open_mesh
+from asyncrl.training.model import build_policy, hf_name
+from asyncrl.training.optim import learning_rate
+
+log = logging.getLogger(__name__)
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Weights after an update, by Hugging Face parameter name, in memory that nobody writes to. Tied weights stand once."""
+
+    version: int
+    tensors: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """What one optimizer step did. `skipped`: its gradient was not finite, and the weights are as before."""
+
+    grad_norm: float
+    lr: float
+    skipped: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerState:
+    """All that training goes on from. model: by Hugging Face name; optimizer: `exp_avg/<name>`, `exp_avg_sq/<name>`, `step/<name>`;
+    rng: torch's generator, uint8; counters: updates, skipped_updates, skipped_in_a_row; model_config_json: its config.json."""
+
+    model: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor]
+    rng: torch.Tensor
+    counters: Mapping[str, int]
+    model_config_json: str
+
+
+class Learner:
+    """Not thread-safe: one thread at a time calls it (the world's `model` pool has one).
+
+    model: what to load; total_updates: optimizer steps of the whole run, the schedule's end.
+    Raises ModelError as `load_model` does, and ConfigError when a schedule with an end has no total.
+    """
+
+    def __init__(self, model: ModelConfig, optim: OptimConfig, *, total_updates: int) -> None:
+        if total_updates < 1 and optim.lr_scheduler_type != "constant":
+            raise ConfigError(f"lr_scheduler_type = {optim.lr_scheduler_type!r} needs the number of optimizer steps of the run")
+        self._optim = optim
+        self._total_updates = total_updates
+        self.mesh = open_mesh()
+        self.policy = build_policy(model, self.mesh)
+        self.updates = 0
+        """Optimizer steps so far, skipped ones included: the place on the schedule."""
+        self.skipped_updates = 0
+        self._skipped_in_a_row = 0
+        self._parameters = {hf_name(name): parameter for name, parameter in self.policy.named_parameters()}
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, foreach=True
+        )
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of one micro-batch's share of the loss. FSDP averages over the ranks, the losses are shares of a sum."""
+        (loss * self.mesh.size()).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, suspects: Callable[[], str]) -> UpdateReport:
+        """Clip, update, clear the gradients. A gradient that is not finite skips the update; `suspects()` then names the rows.
+
+        Raises NonFiniteGradientError after `max_nonfinite_in_a_row` skipped updates in a row.
+        """
+        lr = learning_rate(self._optim, self.updates, self._total_updates)
+        self.updates += 1
+        grads = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        total_norm = torch.nn.utils.get_total_norm(grads, foreach=True)
+        norm = float(full_copy(total_norm))
+        if math.isfinite(norm):
+            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._optim.clip_grad, total_norm, foreach=True)
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step()
+            self._skipped_in_a_row = 0
+        self._optimizer.zero_grad(set_to_none=True)
+        if not math.isfinite(norm):
+            self._skip(norm, suspects())
+        return UpdateReport(grad_norm=norm, lr=lr, skipped=not math.isfinite(norm))
+
+    def _skip(self, norm: float, suspects: str) -> None:
+        self.skipped_updates += 1
+        self._skipped_in_a_row += 1
+        log.warning("update %d skipped: gradient norm %s; %s", self.updates, norm, suspects)
+        if self._skipped_in_a_row >= self._optim.max_nonfinite_in_a_row:
+            raise NonFiniteGradientError(
+                f"{self._skipped_in_a_row} updates in a row had a gradient that is not finite (norm {norm}); the last: {suspects}"
+            )
+
+    def snapshot(self, version: int) -> Snapshot:
+        """A copy of the weights, labelled `version`. A collective over the mesh."""
+        return Snapshot(version=version, tensors={name: full_copy(tensor) for name, tensor in self._parameters.items()})
+
+    def state(self) -> LearnerState:
+        """A copy of everything. A collective over the mesh."""
+        moments = {
+            f"{moment}/{name}": full_copy(self._optimizer.state[parameter][moment])
+            for name, parameter in self._parameters.items()
+            for moment in _MOMENTS
+            if parameter in self._optimizer.state
+        }
+        return LearnerState(
+            model=self.snapshot(0).tensors,
+            optimizer=moments,
+            rng=torch.get_rng_state(),
+            counters={
+                "updates": self.updates,
+                "skipped_updates": self.skipped_updates,
+                "skipped_in_a_row": self._skipped_in_a_row,
+            },
+            model_config_json=self.policy.lm.config.to_json_string(),
+        )
+
+    def load(self, state: LearnerState) -> None:
+        """Go on from `state`. Raises CheckpointError, and changes nothing, when its parameters are not this model's."""
+        self._check_names(state)
+        for name, parameter in self._parameters.items():
+            copy_into(parameter, state.model[name])
+            if f"step/{name}" in state.optimizer:
+                self._optimizer.state[parameter] = {
+                    "step": state.optimizer[f"step/{name}"].clone(),
+                    "exp_avg": like(parameter, state.optimizer[f"exp_avg/{name}"]),
+                    "exp_avg_sq": like(parameter, state.optimizer[f"exp_avg_sq/{name}"]),
+                }
+            else:
+                self._optimizer.state.pop(parameter, None)
+        torch.set_rng_state(state.rng)
+        self.updates = state.counters["updates"]
+        self.skipped_updates = state.counters["skipped_updates"]
+        self._skipped_in_a_row = state.counters["skipped_in_a_row"]
+
+    def _check_names(self, state: LearnerState) -> None:
+        wrong = sorted(set(self._parameters) ^ set(state.model))
+        if not wrong:
+            wrong = [name for name, parameter in self._parameters.items() if parameter.shape != state.model[name].shape]
+        if wrong:
+            raise CheckpointError(f"the checkpoint is of another model: parameter {wrong[0]!r} differs ({len(wrong)} in all)")

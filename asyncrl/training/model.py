@@ -1,0 +1,130 @@
+"""A Hugging Face causal LM from a local folder, and the wrapper that gives log-probs of chosen tokens instead of all logits.
+
+Place: model directory -> [model] -> actor, reference, warm start. Dropout is off always (`eval()`): the trainer's log-probs must be
+those of the distribution that the engine sampled from.
+"""
+
+import logging
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from asyncrl.algorithms.token_log_probs import head_log_probs, logits_log_probs
+from asyncrl.config import ModelConfig
+from asyncrl.errors import ModelError
+from asyncrl.training.mesh import shard
+from asyncrl.training.token_batch import TokenBatch
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_model(config: ModelConfig) -> PreTrainedModel:
+    """The causal LM at `config.path`, in eval mode, with every weight of `config.dtype`.
+
+    Raises ModelError, one line, when the folder is missing, a file is broken, weights are missing or of other shapes, or the model
+    computes its logits otherwise than head(hidden states), which log-probs of chosen tokens rely on.
+    """
+    folder = Path(config.path)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model.path = {config.path!r} is no model directory: it has no config.json")
+    model = _read(folder, config)
+    model.train(False)
+    _check_head(model, config.path)
+    return model
+
+
+def _read(folder: Path, config: ModelConfig) -> PreTrainedModel:
+    try:
+        settings = AutoConfig.from_pretrained(folder, local_files_only=True)
+        loaded: tuple[PreTrainedModel, dict[str, list[str]]] = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=settings,
+            dtype=_DTYPES[config.dtype],
+            attn_implementation=config.attn_implementation,
+            local_files_only=True,
+            output_loading_info=True,
+        )  # type: ignore[assignment]
+    # Whatever a broken folder makes the library raise is the user's folder, said in one line.
+    except Exception as error:
+        raise ModelError(f"model.path = {config.path!r} cannot be loaded: {_first_line(error)}") from error
+    model, report = loaded
+    missing = sorted(str(key) for kind in ("missing_keys", "mismatched_keys") for key in report[kind])
+    if missing:
+        raise ModelError(f"model.path = {config.path!r} lacks weights: {', '.join(missing[:3])} ({len(missing)} in all)")
+    return model
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _check_head(model: PreTrainedModel, path: str) -> None:
+    """Logit caps, scales and the like would silently make other log-probs than the model's: compare on four tokens."""
+    ids = torch.arange(4)[None] % model.config.get_text_config().vocab_size
+    head = _head(model)
+    if not isinstance(head, nn.Linear):
+        raise ModelError(f"model.path = {path!r}: its head is {type(head).__name__}, not a linear layer; use another model")
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits
+        parts = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    if not torch.allclose(whole, parts, rtol=1e-3, atol=1e-3):
+        raise ModelError(f"model.path = {path!r}: {type(model).__name__} changes its logits after the head; use another model")
+
+
+class Policy(nn.Module):
+    """Log-probs and entropies of chosen tokens. The head runs inside this module's forward, where FSDP has gathered its weight."""
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        super().__init__()
+        self.lm = lm
+
+    def forward(
+        self, batch: TokenBatch, temperature: float = 1.0, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log_probs_n, entropy_n), float32, of `batch.labels_n` under softmax(logits / temperature).
+
+        The entropy carries a gradient only when asked: it then costs a full-vocabulary softmax that autograd keeps.
+        """
+        output = self.lm.base_model(
+            input_ids=batch.input_ids_bL,
+            position_ids=batch.position_ids_bL,
+            # With given positions the library would look for packed sequences; a mask without holes stops that and is then ignored.
+            attention_mask=None if batch.position_ids_bL is None else torch.ones_like(batch.input_ids_bL),
+            use_cache=False,
+        )
+        hidden_nH = output.last_hidden_state.flatten(0, 1)[batch.select_n]
+        head = cast("nn.Linear", _head(self.lm))
+        if entropy_gradient:
+            return logits_log_probs(head(hidden_nH), batch.labels_n, temperature)
+        return head_log_probs(hidden_nH, head.weight, batch.labels_n, bias_V=head.bias, temperature=temperature)
+
+
+def build_policy(config: ModelConfig, mesh: DeviceMesh) -> Policy:
+    """`load_model` wrapped and sharded over the mesh. Raises ModelError as it does."""
+    lm = load_model(config)
+    policy = Policy(lm)
+    shard(policy, _decoder_layers(lm), mesh)
+    return policy
+
+
+def _head(lm: PreTrainedModel) -> nn.Module | None:
+    head: nn.Module | None = lm.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return head
+
+
+def hf_name(name: str) -> str:
+    """Parameter name inside `Policy` to Hugging Face's."""
+    return name.removeprefix("lm.")
+
+
+def _decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
+    """The repeated blocks, by the class names that the model says must not be split."""
+    names = set(lm._no_split_modules or ())
+    return [module for module in lm.modules() if type(module).__name__ in names]

@@ -1,0 +1,73 @@
+"""From ragged columns to micro-batches of the policy, and the forward pass without gradient. Shared by actor and reference."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from tensordict import TensorDict
+
+from asyncrl.errors import FieldError
+from asyncrl.protocol.ragged import from_values, offsets_of, rows_of
+from asyncrl.training.microbatch import pack_micro_batches
+from asyncrl.training.model import Policy
+from asyncrl.training.token_batch import TokenBatch, token_batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of a batch, one tensor each: input_ids int64 [P + R], position_ids int64 [P + R], mask bool [R] (policy tokens)."""
+
+    input_ids: list[torch.Tensor]
+    position_ids: list[torch.Tensor]
+    mask: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, columns: TensorDict) -> Self:
+        """Raises FieldError when a response is longer than its sequence."""
+        rows = cls(
+            input_ids=rows_of(columns["input_ids"]),
+            position_ids=rows_of(columns["position_ids"]),
+            mask=rows_of(columns["response_mask"]),
+        )
+        for number, (ids, mask) in enumerate(zip(rows.input_ids, rows.mask, strict=True)):
+            if len(mask) > len(ids):
+                raise FieldError(f"row {number} has a response_mask of {len(mask)} entries but {len(ids)} input_ids")
+        return rows
+
+    def micro_batches(self, chosen: Sequence[int], max_tokens: int) -> list[list[int]]:
+        """The chosen rows packed under the token budget, as row numbers of the batch."""
+        packed = pack_micro_batches([len(self.input_ids[row]) for row in chosen], max_tokens)
+        return [[chosen[place] for place in places] for places in packed]
+
+    def token_batch(self, chosen: Sequence[int]) -> TokenBatch:
+        return token_batch(
+            [self.input_ids[row] for row in chosen],
+            [self.mask[row] for row in chosen],
+            [self.position_ids[row] for row in chosen],
+        )
+
+    def on_policy_tokens(self, column: Sequence[torch.Tensor], chosen: Sequence[int]) -> torch.Tensor:
+        """Values of a response column at the policy tokens of the chosen rows, in the order of `token_batch(chosen).labels_n`."""
+        return torch.cat([column[row][self.mask[row]] for row in chosen])
+
+
+def score_responses(
+    policy: Policy, columns: TensorDict, *, max_tokens: int, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log_probs, entropy), ragged float32 on the response axis, without gradient; 0 where the mask is 0.
+
+    columns needs input_ids, position_ids and response_mask. Natural logs under softmax(logits / temperature): top-k and top-p of
+    the rollout are not modelled, so with them on the engine's log-probs are higher than these.
+    """
+    rows = Rows.of(columns)
+    lengths = torch.tensor([len(mask) for mask in rows.mask])
+    offsets = offsets_of(lengths)
+    values = [torch.zeros(int(lengths.sum())) for _ in range(2)]
+    with torch.no_grad():
+        for chosen in rows.micro_batches(range(len(rows.mask)), max_tokens):
+            places = torch.cat([offsets[row] + rows.mask[row].nonzero()[:, 0] for row in chosen])
+            for target, scored in zip(values, policy(rows.token_batch(chosen), temperature), strict=True):
+                target[places] = scored.float()
+    log_probs, entropy = (from_values(value, offsets) for value in values)
+    return log_probs, entropy
