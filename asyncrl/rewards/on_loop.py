@@ -1,0 +1,62 @@
+"""`async def` reward functions: awaited on the event loop, where they can share connections, under the same deadline.
+
+They are guests of the loop: one that computes for long, or holds on when cancelled, delays everybody. Such work belongs in a plain
+function, which gets a process.
+"""
+
+import asyncio
+import copy
+
+from asyncrl.errors import DeadlineError, RewardError
+from asyncrl.ports import Json, RewardRequest
+from asyncrl.rewards import frames
+from asyncrl.rewards.results import describe_error
+from asyncrl.rewards.spec import RewardFunction
+
+
+class LoopFunction:
+    """Calls one async function; its value goes through JSON as a worker's does, so both kinds may return the same."""
+
+    def __init__(self, name: str, function: RewardFunction, *, timeout_s: float) -> None:
+        self._name = name
+        self._function = function
+        self._timeout_s = timeout_s
+
+    async def __call__(self, request: RewardRequest) -> Json:
+        """Raises DeadlineError or RewardError."""
+        value = await self._value(request)
+        try:
+            return frames.decode(frames.encode(value)[frames.LENGTH_BYTES :])
+        except frames.FrameError as error:
+            raise RewardError(
+                f"reward function {self._name!r} returned {type(value).__name__} that cannot be kept: {error}"
+            ) from error
+
+    async def _value(self, request: RewardRequest) -> Json:
+        try:
+            async with asyncio.timeout(self._timeout_s) as deadline:
+                return await self._function(
+                    data_source=request.data_source,
+                    solution_str=request.solution_str,
+                    # Copies: what the function changes, the other sessions of the row must not see.
+                    ground_truth=copy.deepcopy(request.ground_truth),
+                    extra_info=copy.deepcopy(request.extra_info),
+                )
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            # A cancelled future inside the function: passed on, it would end the session's task without a word.
+            raise RewardError(f"reward function {self._name!r} raised {describe_error(error)}") from error
+        except TimeoutError as error:
+            if deadline.expired():
+                raise DeadlineError(
+                    f"reward function {self._name!r} took longer than reward.timeout_s = {self._timeout_s:g}"
+                ) from error
+            raise RewardError(f"reward function {self._name!r} raised {describe_error(error)}") from error
+        except (Exception, SystemExit) as error:
+            raise RewardError(f"reward function {self._name!r} raised {describe_error(error)}") from error
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,73 @@
+"""What a reward function may return, and how its errors are told."""
+
+import math
+import os
+from collections.abc import Mapping
+from types import TracebackType
+
+from asyncrl.errors import RewardError
+from asyncrl.ports import Json, RewardResult
+
+_MAX_MESSAGE = 500
+"""Characters of an exception's message that are kept: a message may quote a whole trajectory."""
+
+
+def to_result(value: Json, function: str) -> RewardResult:
+    """A finite number, or a dict with such a `score`, as a RewardResult; the rest of the dict is `extra`.
+
+    value: as JSON gives it, so a bool is a bool and numpy's numbers are plain ones.
+    Raises RewardError for anything else: None, text, a bool, NaN or infinity are mistakes of the function, not scores.
+    """
+    if not isinstance(value, dict):
+        return RewardResult(score=_finite(value, function, "returned"))
+    if "score" not in value:
+        raise RewardError(f"reward function {function!r} returned a dict without 'score'; its keys: {_list(value)}")
+    score = _finite(value["score"], function, "returned 'score':")
+    return RewardResult(score=score, extra={name: entry for name, entry in value.items() if name != "score"})
+
+
+def _finite(value: Json, function: str, verb: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    raise RewardError(
+        f"reward function {function!r} {verb} {_shorten(value)}; it must be a finite number, alone or as 'score' of a dict"
+    )
+
+
+def describe_error(error: BaseException) -> str:
+    """One line: class, message, and the file and line that raised."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    place = _last_line(error.__traceback__)
+    return f"{name}: {_message(error)}{f' ({place})' if place else ''}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = " ".join(str(error).split())
+    except Exception as second:  # a __str__ of the user's class that raises must not hide the class
+        return f"<its message raised {type(second).__name__}>"
+    return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}..."
+
+
+def _last_line(trace: TracebackType | None) -> str:
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename.removeprefix(os.getcwd() + os.sep)}:{trace.tb_lineno}"
+
+
+def _list(value: Mapping[str, Json]) -> str:
+    names = [repr(name) for name in value]
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "none"
+
+
+def _shorten(value: Json) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
