@@ -37,7 +37,9 @@ def load_tool(spec: str) -> Tool:
     path = BUILT_IN.get(spec, spec)
     module_name, colon, attribute = path.partition(":")
     if not (module_name and colon and attribute):
-XX    found = _find(module_name, attribute, spec)
+        known = f"built in: {', '.join(BUILT_IN)}; your own: module:function"
+        raise ToolSpecError(f"agent.tools: no tool named {spec!r}{_nearest(spec, BUILT_IN)} ({known})")
+    found = _find(module_name, attribute, spec)
     if is_tool(found):
         return found
     if not callable(found):
