@@ -1,0 +1,168 @@
+"""Which writes are allowed: the open leases of groups, sessions and steps.
+
+runner, trainer -> [open] -> put ... -> [close]
+
+A session's lease is opened under its group's, and ends with it. Only what is open is kept, and beside each open group the latest
+lease of each of its sessions, so the memory ends with the group. Invariants:
+1. At most one lease is open a group, a session and a step.
+2. (incarnation, attempt) of a session never falls, and a settled session is only reopened by a higher one.
+3. A group that was cleared or retired has no lease, and no session of it can open one: a late write finds no door (no tombstones).
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from asyncrl.errors import LeaseScopeError, StaleLeaseError
+from asyncrl.keys import GroupLease, Lease, SessionLease, StepLease
+
+
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    lease: SessionLease
+    is_open: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    lease: GroupLease
+    sessions: dict[int, _Session] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepScope:
+    """A step's lease and the keys it may write; None: every key that exists."""
+
+    lease: StepLease
+    keys: frozenset[str] | None
+    partition_id: str | None
+
+
+class Leases:
+    """Table of the open leases."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _Group] = {}
+        self._steps: dict[int, StepScope] = {}
+
+    def __len__(self) -> int:
+        open_sessions = sum(session.is_open for group in self._groups.values() for session in group.sessions.values())
+        return len(self._groups) + open_sessions + len(self._steps)
+
+    # --- open and close
+
+    def open_group(self, lease: GroupLease) -> None:
+        """A higher incarnation takes the group over and makes its sessions' leases stale. Raises StaleLeaseError for any other."""
+        group = self._groups.get(lease.uid)
+        if group is None:
+            self._groups[lease.uid] = _Group(lease=lease)
+            return
+        if lease.incarnation <= group.lease.incarnation:
+            raise StaleLeaseError(f"{lease} cannot be opened: {group.lease} is open")
+        group.lease = lease
+        for session in group.sessions.values():
+            session.is_open = False
+
+    def open_session(self, lease: SessionLease) -> None:
+        """A higher attempt or incarnation takes the session over. Raises StaleLeaseError for any other, or without its group."""
+        group = self._groups.get(lease.uid)
+        if group is None or lease.incarnation < group.lease.incarnation:
+            raise StaleLeaseError(
+                f"{lease} cannot be opened: group {lease.uid!r} has no open lease of incarnation {lease.incarnation}"
+            )
+        latest = group.sessions.get(lease.session_id)
+        if latest is not None and not _is_later(lease, latest.lease):
+            state = "is open" if latest.is_open else "has settled"
+            raise StaleLeaseError(f"{lease} cannot be opened: {latest.lease} {state}; a retry is a higher attempt")
+        group.sessions[lease.session_id] = _Session(lease=lease)
+
+    def open_step(self, lease: StepLease, *, keys: Collection[str] | None, partition_id: str | None) -> None:
+        """Raises StaleLeaseError while an equal or higher lease of the step is open."""
+        held = self._steps.get(lease.step)
+        if held is not None and lease.incarnation <= held.lease.incarnation:
+            raise StaleLeaseError(f"{lease} cannot be opened: {held.lease} is open; close it, or revive the step")
+        scope = None if keys is None else frozenset(keys)
+        self._steps[lease.step] = StepScope(lease=lease, keys=scope, partition_id=partition_id)
+
+    def close(self, lease: Lease) -> None:
+        """Ends the lease; a group's takes those of its sessions along. A lease that is not open (any more) stays so."""
+        if not self.is_open(lease):
+            return
+        if isinstance(lease, GroupLease):
+            del self._groups[lease.uid]
+        elif isinstance(lease, SessionLease):
+            self._groups[lease.uid].sessions[lease.session_id].is_open = False
+        else:
+            del self._steps[lease.step]
+
+    def close_writers(self, keys: Iterable[str]) -> None:
+        """The keys are gone: a prompt's group has no lease any more, and of a trajectory only a later lease may write it again."""
+        for key in keys:
+            if self._groups.pop(key, None) is None:
+                self._close_session_of(key)
+
+    def _close_session_of(self, key: str) -> None:
+        uid, *numbers = key.rsplit("_", 2)
+        group = self._groups.get(uid)
+        if group is not None and numbers and numbers[0].isdecimal() and int(numbers[0]) in group.sessions:
+            group.sessions[int(numbers[0])].is_open = False
+
+    def close_step(self, step: int) -> None:
+        self._steps.pop(step, None)
+
+    def close_all(self) -> None:
+        self._groups.clear()
+        self._steps.clear()
+
+    # --- check
+
+    def is_open(self, lease: Lease) -> bool:
+        if isinstance(lease, StepLease):
+            scope = self._steps.get(lease.step)
+            return scope is not None and scope.lease == lease
+        group = self._groups.get(lease.uid)
+        if group is None:
+            return False
+        if isinstance(lease, GroupLease):
+            return group.lease == lease
+        session = group.sessions.get(lease.session_id)
+        return session is not None and session.is_open and session.lease == lease
+
+    def check(self, lease: Lease, keys: Collection[str], partition_id: str) -> None:
+        """Raises StaleLeaseError unless the lease is open, LeaseScopeError for the first key that it does not cover."""
+        if not self.is_open(lease):
+            raise StaleLeaseError(f"refused a write of {_some(keys)} in {partition_id!r}: {lease} is not open")
+        if isinstance(lease, GroupLease):
+            stray = next((key for key in keys if key != lease.uid), None)
+        elif isinstance(lease, SessionLease):
+            prefix = f"{lease.uid}_{lease.session_id}_"
+            stray = next((key for key in keys if not _is_index(key, prefix)), None)
+        else:
+            stray = self._stray_of_step(self._steps[lease.step], keys, partition_id)
+        if stray is not None:
+            raise LeaseScopeError(f"refused a write of key {stray!r} in {partition_id!r}: {lease} does not cover it")
+
+    @staticmethod
+    def _stray_of_step(scope: StepScope, keys: Collection[str], partition_id: str) -> str | None:
+        if scope.partition_id not in (None, partition_id):
+            return next(iter(keys), None)
+        if scope.keys is None:
+            return None
+        return next((key for key in keys if key not in scope.keys), None)
+
+
+def _is_later(lease: SessionLease, than: SessionLease) -> bool:
+    """A retry raises the attempt, a restart the incarnation; neither may fall."""
+    if lease.attempt < than.attempt or lease.incarnation < than.incarnation:
+        return False
+    return lease != than
+
+
+def _is_index(key: str, prefix: str) -> bool:
+    """`key` is the prefix and a plain decimal number (as TrajectoryKey.parse, which is ten times slower)."""
+    index = key[len(prefix) :]
+    return key.startswith(prefix) and index.isascii() and index.isdigit() and (index[0] != "0" or index == "0")
+
+
+def _some(keys: Collection[str]) -> str:
+    first = [repr(key) for _, key in zip(range(3), keys, strict=False)]
+    return f"key {first[0]}" if len(keys) == 1 else f"keys {', '.join(first)}{', ...' if len(keys) > 3 else ''}"
