@@ -38,7 +38,7 @@ class Section(BaseModel):
 
 
 class ColumnMapping(Section):
-    """Maps a plain table to rows. Braces name columns of the file: `prompt = "{question}"`."""
+    """Maps a plain table to rows. Braces name columns of the file: `prompt = "{question}"`; `{{` and `}}` are literal braces."""
 
     prompt: str = ""
     """Text of the user message. Empty: the file has a message list in `data.prompt_key`."""
@@ -334,6 +334,8 @@ class SFTConfig(Section):
     """Optimizer steps; the rows repeat when they run out."""
     max_length: Positive = 1024
     """Tokens of a conversation at most; a longer one is an error."""
+    max_token_len_per_gpu: Positive = 16384
+    """Tokens (padding included) of a micro-batch at most; a longer conversation goes alone."""
     stages: list[Paths] = []
     """Files of each stage, in order, in place of data.train_files: learn the mechanics first, then the style."""
     stage_shares: list[Share] = []
