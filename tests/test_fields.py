@@ -1,0 +1,93 @@
+"""The catalogue: complete, consistent, and free of torch."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from asyncrl.errors import FieldError
+from asyncrl.fields import CATALOGUE, TAGS, Axis, _fields, field
+
+NAMES = [
+    "raw_prompt",
+    "data_source",
+    "extra_info",
+    "reward_model",
+    "index",
+    "tools_kwargs",
+    "interaction_kwargs",
+    "uid",
+    "session_id",
+    "prompts",
+    "responses",
+    "response_mask",
+    "loss_mask",
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "multi_modal_inputs",
+    "rollout_log_probs",
+    "token_versions",
+    "rm_scores",
+    "reward_score",
+    "extra_fields",
+    "num_turns",
+    "old_log_probs",
+    "entropy",
+    "ref_log_prob",
+    "values",
+    "token_level_scores",
+    "token_level_rewards",
+    "advantages",
+    "returns",
+    "rollout_is_weights",
+    "loss_weights",
+    "dummy_tensor",
+]
+
+
+def test_the_catalogue_has_every_name_of_the_design() -> None:
+    assert set(NAMES) <= set(CATALOGUE)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_entry_can_be_checked_against_a_column(name: str) -> None:
+    entry = field(name)
+    assert entry.name == name
+    assert entry.producer
+    assert entry.consumers
+    assert entry.when
+    if entry.is_tensor:
+        assert isinstance(getattr(torch, entry.dtype), torch.dtype)
+    else:
+        assert entry.axis is Axis.NONE, "objects have no ragged axis"
+
+
+def test_an_unknown_name_says_what_to_do() -> None:
+    with pytest.raises(FieldError, match=r"'nonsense' is not in the catalogue .*; add an entry"):
+        field("nonsense")
+
+
+def test_a_name_that_stands_twice_is_refused() -> None:
+    entry = CATALOGUE["uid"]
+    row = (entry.name, entry.dtype, entry.axis.value, entry.producer, "replay", entry.when, entry.evidence)
+    with pytest.raises(AssertionError, match="twice"):
+        _fields(row, row)
+
+
+def test_every_tag_is_a_plain_value_with_a_meaning() -> None:
+    assert {"is_prompt", "status", "global_steps", "policy_len", "min_global_steps", "max_global_steps", "is_padding"} <= set(TAGS)
+    for name, tag in TAGS.items():
+        assert tag.name == name
+        assert tag.type in (bool, int, float, str)
+        assert tag.on in ("prompt", "trajectory", "both")
+        assert tag.meaning
+
+
+@pytest.mark.parametrize("module", ["asyncrl.config", "asyncrl.fields", "asyncrl.ports", "asyncrl.world", "asyncrl.reference"])
+def test_the_ground_loads_no_heavy_library(module: str) -> None:
+    heavy = ["torch", "numpy", "transformers", "tensordict", "pyarrow", "vllm", "aiohttp"]
+    code = f"import sys, {module}; print(*sorted(set({heavy!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
