@@ -1,0 +1,61 @@
+"""A user's project in a fresh folder, and scorers on it."""
+
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from asyncrl.config import RewardConfig
+from asyncrl.ports import RewardRequest
+from asyncrl.rewards.scoring import Scorer, open_scorer
+from asyncrl.world import RealWorld
+
+OpenScorer = Callable[..., AbstractAsyncContextManager[Scorer]]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """project(source) writes my_rewards.py into the working directory, a fresh folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(source: str) -> Path:
+        path = tmp_path / "my_rewards.py"
+        path.write_text("import asyncio, os, signal, sys, threading, time\n" + dedent(source))
+        return path
+
+    yield write
+    sys.modules.pop("my_rewards", None)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> OpenScorer:
+    """opened(function, **reward keys): a scorer whose workers' output goes to worker.log."""
+
+    @asynccontextmanager
+    async def opened(function: str, *, timeout_s: float = 20.0, num_workers: int = 1) -> AsyncIterator[Scorer]:
+        config = RewardConfig(function=function, timeout_s=timeout_s, num_workers=num_workers)
+        async with RealWorld() as world, open_scorer(config, world=world, log=tmp_path / "worker.log") as scorer:
+            yield scorer
+
+    return opened
+
+
+@pytest.fixture
+def ask() -> Callable[..., RewardRequest]:
+    """ask(solution, truth): a request."""
+
+    def ask(solution_str: str = "", ground_truth: object = "", **extra_info: object) -> RewardRequest:
+        return RewardRequest(data_source="test", solution_str=solution_str, ground_truth=ground_truth, extra_info=extra_info)
+
+    return ask
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left() -> Iterator[None]:
+    yield
+    with pytest.raises(ChildProcessError):  # no child, running or zombie
+        os.waitpid(-1, os.WNOHANG)
