@@ -23,7 +23,8 @@ def logits_log_probs(
     """
     logits_NV = logits_NV / temperature if logits_NV.dtype == torch.float64 else logits_NV.float() / temperature
     log_softmax_NV = logits_NV.log_softmax(-1)
-    log_probs_N = log_softmax_NV.gather(-1, labels_N[:, None])[:, 0]
+    # nll_loss rather than gather: FSDP warns about outputs that are views
+    log_probs_N = -functional.nll_loss(log_softmax_NV, labels_N, reduction="none")
     return log_probs_N, -(log_softmax_NV.exp() * log_softmax_NV).sum(-1)
 
 

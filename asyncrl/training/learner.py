@@ -12,7 +12,7 @@ import torch
 
 from asyncrl.config import ModelConfig, OptimConfig
 from asyncrl.errors import CheckpointError, ConfigError, NonFiniteGradientError
-from asyncrl.training.mesh import copy_into, full_copy, like, open_mesh
+from asyncrl.training.mesh import all_sum, copy_into, full_copy, like, open_mesh
 from asyncrl.training.model import build_policy, hf_name
 from asyncrl.training.optim import learning_rate
 
@@ -68,17 +68,22 @@ class Learner:
         """Optimizer steps so far, skipped ones included: the place on the schedule."""
         self.skipped_updates = 0
         self._skipped_in_a_row = 0
+        self._broken_losses = 0
         self._parameters = {hf_name(name): parameter for name, parameter in self.policy.named_parameters()}
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, foreach=True
         )
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of one micro-batch's share of the loss. FSDP averages over the ranks, the losses are shares of a sum."""
+        """Add the gradient of one micro-batch's share of the loss. FSDP averages over the ranks, the losses are shares of a sum.
+
+        A loss that is not finite spoils the update even where its gradient looks fine: the backward of a clamp turns NaN into 0.
+        """
+        self._broken_losses += not torch.isfinite(loss.detach())
         (loss * self.mesh.size()).backward()  # type: ignore[no-untyped-call]
 
     def step(self, suspects: Callable[[], str]) -> UpdateReport:
-        """Clip, update, clear the gradients. A gradient that is not finite skips the update; `suspects()` then names the rows.
+        """Clip, update, clear the gradients. A loss or gradient that is not finite skips the update; `suspects()` names the rows then.
 
         Raises NonFiniteGradientError after `max_nonfinite_in_a_row` skipped updates in a row.
         """
@@ -87,24 +92,27 @@ class Learner:
         grads = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         total_norm = torch.nn.utils.get_total_norm(grads, foreach=True)
         norm = float(full_copy(total_norm))
-        if math.isfinite(norm):
+        (broken,) = all_sum([float(self._broken_losses)], self.mesh)
+        self._broken_losses = 0
+        good = math.isfinite(norm) and not broken
+        if good:
             torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._optim.clip_grad, total_norm, foreach=True)
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
             self._optimizer.step()
             self._skipped_in_a_row = 0
         self._optimizer.zero_grad(set_to_none=True)
-        if not math.isfinite(norm):
+        if not good:
             self._skip(norm, suspects())
-        return UpdateReport(grad_norm=norm, lr=lr, skipped=not math.isfinite(norm))
+        return UpdateReport(grad_norm=norm, lr=lr, skipped=not good)
 
     def _skip(self, norm: float, suspects: str) -> None:
         self.skipped_updates += 1
         self._skipped_in_a_row += 1
-        log.warning("update %d skipped: gradient norm %s; %s", self.updates, norm, suspects)
+        log.warning("update %d skipped, not finite: gradient norm %s; %s", self.updates, norm, suspects)
         if self._skipped_in_a_row >= self._optim.max_nonfinite_in_a_row:
             raise NonFiniteGradientError(
-                f"{self._skipped_in_a_row} updates in a row had a gradient that is not finite (norm {norm}); the last: {suspects}"
+                f"{self._skipped_in_a_row} updates in a row were not finite (gradient norm {norm}); the last: {suspects}"
             )
 
     def snapshot(self, version: int) -> Snapshot:

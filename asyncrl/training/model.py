@@ -4,7 +4,6 @@ Place: model directory -> [model] -> actor, reference, warm start. Dropout is of
 those of the distribution that the engine sampled from.
 """
 
-import logging
 from pathlib import Path
 from typing import cast
 
@@ -12,14 +11,13 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as hf_logging
 
 from asyncrl.algorithms.token_log_probs import head_log_probs, logits_log_probs
 from asyncrl.config import ModelConfig
 from asyncrl.errors import ModelError
 from asyncrl.training.mesh import shard
 from asyncrl.training.token_batch import TokenBatch
-
-log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -40,6 +38,7 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
 
 
 def _read(folder: Path, config: ModelConfig) -> PreTrainedModel:
+    hf_logging.disable_progress_bar()  # a bar of a library inside ours
     try:
         settings = AutoConfig.from_pretrained(folder, local_files_only=True)
         loaded: tuple[PreTrainedModel, dict[str, list[str]]] = AutoModelForCausalLM.from_pretrained(
