@@ -22,7 +22,8 @@ AsyncRLError
 ├── FieldError (ValueError)           a tensor breaks the catalogue or an invariant (DESIGN §4)
 ├── TransitionError (RuntimeError)    a group status moved backwards
 ├── AdmissionError (RuntimeError)     the admission rule or the conservation of groups was broken
-├── TooManyFailuresError (RuntimeError) group after group failed and none finished
+├── ReplayError (RuntimeError)        replay can no longer follow the TransferQueue
+│   └── TooManyFailuresError          group after group failed and none finished
 ├── EngineError (RuntimeError)        the rollout engine failed or was closed
 │   └── PromptTooLongError (ValueError)
 ├── RewardError (RuntimeError)        a reward function raised, hung or returned nonsense: a failed session, never reward 0
@@ -124,7 +125,11 @@ class AdmissionError(AsyncRLError, RuntimeError):
     """The admission rule was broken: no place, an unknown group, a step out of order, or counts that do not add up."""
 
 
-class TooManyFailuresError(AsyncRLError, RuntimeError):
+class ReplayError(AsyncRLError, RuntimeError):
+    """Replay can no longer follow the TransferQueue: its watch ended or died; the cause is attached."""
+
+
+class TooManyFailuresError(ReplayError):
     """Too many groups in a row failed with none finished in between; the message carries the last failure."""
 
 

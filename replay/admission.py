@@ -1,0 +1,157 @@
+"""Admission: how many groups may be under way. The staleness bound of DESIGN §6 is kept here and nowhere else.
+
+feed -> [Admission] -> runner ... ReplayBuffer -> record -> trainer -> publish
+
+The rule (RECOVERY 1): a group is admitted only if afterwards
+
+    alive + groups recorded since the published version <= (max_staleness + 1) x batch_size x updates
+
+alive: admitted, neither recorded nor dropped. With max_staleness = 0 this is the synchronous trainer: nothing is admitted before
+the version that trained the last batch is published. Invariants:
+1. A place is freed by a publication or a drop, never by a record or a retirement.
+2. Admission order never changes; a drop only moves later groups forward.
+3. Conservation: admitted = trained + dropped + open, where open = alive + recorded.
+4. Steps are recorded in order, each once, and keep their groups until they are published.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from asyncrl.errors import AdmissionError
+from asyncrl.replay.signal import Signal
+
+
+class Admission:
+    """The groups of one run between admission and publication.
+
+    batch_size: groups a step samples; updates: steps between two publications; max_staleness: versions a token may be behind;
+    version: the published version at the start (a resumed run: step / updates).
+    """
+
+    def __init__(self, *, batch_size: int, updates: int = 1, max_staleness: int = 0, version: int = 0) -> None:
+        self._updates = updates
+        self._limit = (max_staleness + 1) * batch_size * updates
+        self._version = version
+        self._last_step = version * updates
+        self._alive: dict[str, None] = {}
+        self._records: dict[int, tuple[str, ...]] = {}
+        self._num_admitted = 0
+        self._num_trained = 0
+        self._num_dropped: Counter[str] = Counter()
+        self.changed = Signal()
+        """Notified at every admission, drop, record and publication."""
+
+    # --- sight
+
+    @property
+    def alive(self) -> tuple[str, ...]:
+        """uids in admission order, neither recorded nor dropped."""
+        return tuple(self._alive)
+
+    @property
+    def num_alive(self) -> int:
+        return len(self._alive)
+
+    @property
+    def num_recorded(self) -> int:
+        """Groups of the steps recorded since the published version."""
+        return sum(map(len, self._records.values()))
+
+    @property
+    def version(self) -> int:
+        """The published weight version."""
+        return self._version
+
+    @property
+    def last_step(self) -> int:
+        """The last recorded step."""
+        return self._last_step
+
+    @property
+    def has_place(self) -> bool:
+        return self.num_alive + self.num_recorded + 1 <= self._limit
+
+    def is_alive(self, uid: str) -> bool:
+        return uid in self._alive
+
+    def recorded(self, step: int) -> tuple[str, ...] | None:
+        """uids of a recorded step in admission order; None when it is not recorded or already published."""
+        return self._records.get(step)
+
+    def counters(self) -> dict[str, int]:
+        """admitted, trained, open, dropped, and dropped/<reason> for each reason."""
+        return {
+            "admitted": self._num_admitted,
+            "trained": self._num_trained,
+            "open": self.num_alive + self.num_recorded,
+            "dropped": self._num_dropped.total(),
+            **{f"dropped/{reason}": count for reason, count in sorted(self._num_dropped.items())},
+        }
+
+    def check_conservation(self) -> None:
+        """Raises AdmissionError with the numbers unless every admitted group is trained, dropped or open."""
+        count = self.counters()
+        if count["admitted"] != count["trained"] + count["dropped"] + count["open"]:
+            raise AdmissionError(
+                f"groups are lost: admitted {count['admitted']} != "
+                f"trained {count['trained']} + dropped {count['dropped']} + open {count['open']}"
+            )
+
+    # --- act
+
+    def admit(self, uid: str) -> None:
+        """Raises AdmissionError when there is no place, or when the group is already open."""
+        if uid in self._alive or any(uid in uids for uids in self._records.values()):
+            raise AdmissionError(f"group {uid!r} is already admitted")
+        if not self.has_place:
+            raise AdmissionError(
+                f"no place for group {uid!r}: {self.num_alive} alive and {self.num_recorded} recorded since version "
+                f"{self._version}, {self._limit} allowed; wait for wait_for_place()"
+            )
+        self._alive[uid] = None
+        self._num_admitted += 1
+        self.changed.notify()
+
+    def drop(self, uid: str, reason: str) -> None:
+        """Decide not to train a group; frees its place. Raises AdmissionError unless it is alive."""
+        if uid not in self._alive:
+            raise AdmissionError(f"group {uid!r} cannot be dropped ({reason}): it is not alive")
+        del self._alive[uid]
+        self._num_dropped[reason] += 1
+        self.changed.notify()
+
+    def record(self, step: int, uids: Iterable[str]) -> None:
+        """Step `step` trains on these groups. Frees no place. Raises AdmissionError for a step out of order or a dead group."""
+        chosen = tuple(uids)
+        if step != self._last_step + 1:
+            raise AdmissionError(
+                f"step {step} cannot be recorded after step {self._last_step}: steps are recorded in order, each once"
+            )
+        strange = [uid for uid in chosen if uid not in self._alive]
+        if strange or len(set(chosen)) != len(chosen):
+            raise AdmissionError(f"step {step} cannot be recorded: {strange or chosen} are not alive, or not distinct")
+        for uid in chosen:
+            del self._alive[uid]
+        self._records[step] = chosen
+        self._last_step = step
+        self.changed.notify()
+
+    def publish(self, version: int) -> None:
+        """The engines sample from weights `version` now: the places of the steps that made it are free.
+
+        The version already published changes nothing. Raises AdmissionError for an older one, or one whose steps are missing.
+        """
+        if version < self._version or version * self._updates > self._last_step:
+            raise AdmissionError(
+                f"version {version} cannot be published after version {self._version} and step {self._last_step} "
+                f"with {self._updates} step(s) a version"
+            )
+        for step in [step for step in self._records if step <= version * self._updates]:
+            self._num_trained += len(self._records.pop(step))
+        self._version = version
+        self.changed.notify()
+
+    async def wait_for_place(self) -> None:
+        """Until a group may be admitted. Bounded by the steps: places come with them, and one that waits too long ends the run."""
+        while not self.has_place:
+            await self.changed.wait()

@@ -1,0 +1,279 @@
+"""ReplayBuffer: groups in admission order, served as whole batches.
+
+TransferQueue -> kv_watch -> [ReplayBuffer] -> sample -> stages
+
+`run` follows the tags of a partition in the background; `sample` waits for it. Order is admission's, never the order in which
+groups finish: the make-up of every batch is a function of admissions and drops. It owns no key and no value. Invariants:
+1. A batch is the first `batch_size` alive groups in admission order, all finished, with all their trajectories.
+2. A failed group is cleared, dropped and counted as soon as it is seen; its place is free.
+3. What `run` raises, `sample` raises: a dead watch is never a silent wait.
+4. A step keeps its groups: after `restore` the same step samples the same keys (RECOVERY 5).
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from asyncrl.config import ReplayConfig
+from asyncrl.errors import AdmissionError, DeadlineError, GroupsExhaustedError, ReplayError, TooManyFailuresError, TransitionError
+from asyncrl.keys import TRAIN, TrajectoryKey
+from asyncrl.ports import World
+from asyncrl.protocol.batch_meta import KVBatchMeta, Tag
+from asyncrl.replay.admission import Admission
+from asyncrl.replay.groups import GroupStatus, PromptGroup, follow
+from asyncrl.transfer_queue import TransferQueue
+
+_NAMED_GROUPS = 16
+"""Groups named by a deadline's message at most: enough to see the pattern, short enough to read."""
+
+
+class ReplayBuffer:
+    """Groups of one partition. `group_size`: sessions a group; `run` must run in a task beside `sample`."""
+
+    def __init__(
+        self,
+        queue: TransferQueue,
+        admission: Admission,
+        *,
+        group_size: int,
+        config: ReplayConfig,
+        world: World,
+        partition_id: str = TRAIN,
+    ) -> None:
+        self._queue = queue
+        self._admission = admission
+        self._group_size = group_size
+        self._config = config
+        self._world = world
+        self._partition_id = partition_id
+        self._groups: dict[str, PromptGroup] = {}
+        self._failed: list[PromptGroup] = []
+        self._restored: set[int] = set()
+        self._num_failures = 0
+        self._failures_in_a_row = 0
+        self._is_feed_closed = False
+        self._broken: BaseException | None = None
+
+    # --- follow
+
+    async def run(self) -> None:
+        """Follow the partition until cancelled; whatever ends it is raised by `sample` too."""
+        try:
+            async for changes in self._queue.kv_watch(self._partition_id):
+                self._apply(changes)
+                self._admission.changed.notify()
+                await self._refill()
+        except BaseException as error:
+            self._break(error)
+            raise
+        self._break(ReplayError("the TransferQueue was closed"))
+
+    def _apply(self, changes: Mapping[str, Tag | None]) -> None:
+        """Rows first, then prompts: a coalesced set may show a terminal prompt beside the rows that were written before it."""
+        prompts = {
+            key: tag for key, tag in changes.items() if key in self._groups or (tag is not None and tag.get("is_prompt", False))
+        }
+        for key, tag in changes.items():
+            if key not in prompts:
+                self._apply_trajectory(key, tag)
+        for uid, tag in prompts.items():
+            if tag is None:
+                self._forget(uid)
+            else:
+                self._apply_prompt(uid, tag)
+
+    def _apply_trajectory(self, key: str, tag: Tag | None) -> None:
+        if tag is not None:
+            self._group(TrajectoryKey.parse(key).uid).trajectories[key] = tag
+            return
+        group = self._groups.get(key.rsplit("_", 2)[0])  # no group: it was forgotten before its rows
+        if group is not None:
+            group.trajectories.pop(key, None)
+
+    def _apply_prompt(self, uid: str, tag: Tag) -> None:
+        group = self._group(uid)
+        before = group.status
+        follow(group, _status_of(uid, tag))
+        if group.status is before or not group.status.is_terminal:
+            return
+        if group.status is GroupStatus.FAILURE:
+            group.failure = str(tag.get("failure", "no reason was given"))
+            self._failed.append(group)
+            self._num_failures += 1
+            self._failures_in_a_row += 1
+        else:
+            self._check_complete(group)
+            self._failures_in_a_row = 0
+
+    def _group(self, uid: str) -> PromptGroup:
+        group = self._groups.get(uid)
+        if group is None:
+            if not self._admission.is_alive(uid):
+                raise AdmissionError(
+                    f"group {uid!r} is in partition {self._partition_id!r} but was not admitted, or was dropped before"
+                )
+            group = self._groups[uid] = PromptGroup(uid=uid, since=self._world.now())
+        return group
+
+    def _check_complete(self, group: PromptGroup) -> None:
+        if group.sessions != list(range(self._group_size)):
+            raise TransitionError(
+                f"group {group.uid!r} is finished but has rows of sessions {group.sessions}, not of all {self._group_size}"
+            )
+
+    def _forget(self, uid: str) -> None:
+        """The prompt is gone: retired after its step, or cleared. One that somebody else cleared while it was alive is dropped."""
+        del self._groups[uid]
+        if self._admission.is_alive(uid):
+            self._admission.drop(uid, "cleared")
+
+    async def _refill(self) -> None:
+        """Failed groups make room for new ones. First the counts, then the clearing, so that no sample sees one of them again."""
+        failed, self._failed = self._failed, []
+        if not failed:
+            return
+        for group in failed:
+            self._groups.pop(group.uid, None)
+            if self._admission.is_alive(group.uid):
+                self._admission.drop(group.uid, "failure")
+        self._check_failures(failed[-1])
+        await self._queue.kv_clear([group.uid for group in failed], partition_id=self._partition_id)
+
+    def _check_failures(self, last: PromptGroup) -> None:
+        """For `sample` to raise; groups are followed and refilled until it does."""
+        limit = self._config.max_failed_groups_in_a_row
+        if self._failures_in_a_row >= limit and self._broken is None:
+            self._break(
+                TooManyFailuresError(
+                    f"{self._failures_in_a_row} groups failed in a row and none finished in between "
+                    f"(replay.max_failed_groups_in_a_row = {limit}); the last, {last.uid!r}: {last.failure}"
+                )
+            )
+
+    def _break(self, reason: BaseException) -> None:
+        self._broken = reason
+        self._admission.changed.notify()
+
+    # --- sample
+
+    async def sample(self, step: int, batch_size: int) -> KVBatchMeta:
+        """Keys and tags of step `step`: whole groups in admission order, their trajectories by session and index.
+
+        Waits until the first `batch_size` alive groups are all finished, and records them in admission; a restored step gets its
+        own groups again. Raises DeadlineError after replay.sample_timeout_s, naming the groups; GroupsExhaustedError when the feed is
+        closed and too few groups are left; AdmissionError for a step out of order; TooManyFailuresError; ReplayError when `run` has ended.
+        """
+        if step in self._restored:
+            self._restored.remove(step)
+            return self._batch(self._admission.recorded(step) or ())
+        self._check_order(step)
+        started = self._world.now()
+        try:
+            async with asyncio.timeout(self._config.sample_timeout_s) as deadline:
+                uids = await self._wait_for_groups(batch_size)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise DeadlineError(self._waiting_text(step, batch_size, self._world.now() - started)) from error
+        self._admission.record(step, uids)
+        return self._batch(uids)
+
+    def _check_order(self, step: int) -> None:
+        if self._restored:
+            raise AdmissionError(f"step {step} cannot be sampled: step {min(self._restored)} was restored and comes first")
+        if step != self._admission.last_step + 1:
+            raise AdmissionError(
+                f"step {step} cannot be sampled after step {self._admission.last_step}: steps go in order, and a failed one is "
+                "restored before it is sampled again"
+            )
+
+    async def _wait_for_groups(self, batch_size: int) -> tuple[str, ...]:
+        """Returns without an await after the check, so the groups are still those when they are recorded."""
+        while True:
+            self._raise_if_broken()
+            head = self._admission.alive[:batch_size]
+            is_settled = all(self._is_finished(uid) for uid in head)
+            if is_settled and len(head) == batch_size:
+                return head
+            if is_settled and self._is_feed_closed:
+                await self._drop_rest(head, batch_size)
+            await self._admission.changed.wait()
+
+    async def _drop_rest(self, uids: tuple[str, ...], batch_size: int) -> None:
+        """The feed has ended and these groups cannot fill a batch (RECOVERY 14)."""
+        for uid in uids:
+            self._admission.drop(uid, "feed_end")
+            self._groups.pop(uid, None)
+        await self._queue.kv_clear(uids, partition_id=self._partition_id)
+        raise GroupsExhaustedError(f"the feed ended with {len(uids)} groups left, a batch needs {batch_size}; they were dropped")
+
+    def _is_finished(self, uid: str) -> bool:
+        group = self._groups.get(uid)
+        return group is not None and group.status is GroupStatus.FINISHED
+
+    def _raise_if_broken(self) -> None:
+        if isinstance(self._broken, TooManyFailuresError):
+            raise self._broken
+        if self._broken is not None:
+            why = str(self._broken) or type(self._broken).__name__
+            raise ReplayError(f"replay no longer follows partition {self._partition_id!r}: {why}") from self._broken
+
+    def _waiting_text(self, step: int, batch_size: int, waited_s: float) -> str:
+        head = self._admission.alive[:batch_size]
+        waiting = [uid for uid in head if not self._is_finished(uid)]
+        text = f"step {step} waited {waited_s:.1f} s (replay.sample_timeout_s) for {len(waiting)} of its {batch_size} groups"
+        if waiting:
+            text += ": " + "; ".join(self._describe(uid) for uid in waiting[:_NAMED_GROUPS])
+        if len(waiting) > _NAMED_GROUPS:
+            text += f"; and {len(waiting) - _NAMED_GROUPS} more"
+        if len(head) < batch_size:
+            text += f"; only {len(head)} groups are admitted, and the feed is {'closed' if self._is_feed_closed else 'open'}"
+        return text
+
+    def _describe(self, uid: str) -> str:
+        group = self._groups.get(uid)
+        if group is None:
+            return f"{uid} admitted, not in the store yet"
+        age_s = self._world.now() - group.since
+        return f"{uid} {group.status}, {len(group.sessions)} of {self._group_size} sessions done, for {age_s:.1f} s"
+
+    def _batch(self, uids: Iterable[str]) -> KVBatchMeta:
+        rows = [(key, self._groups[uid].trajectories[key]) for uid in uids for key in self._groups[uid].keys]
+        return KVBatchMeta(partition_id=self._partition_id, keys=tuple(key for key, _ in rows), tags=tuple(tag for _, tag in rows))
+
+    # --- after sample
+
+    async def restore(self, step: int) -> None:
+        """Step `step` failed: its rows are as their sessions left them, and sampling the step again gives the same keys.
+
+        Raises AdmissionError when the step is not under way, ReplayError or UnknownKeyError when its rows are already retired.
+        """
+        uids = self._admission.recorded(step)
+        if uids is None or step in self._restored:
+            raise AdmissionError(f"step {step} cannot be restored: it is not under way")
+        gone = [uid for uid in uids if uid not in self._groups]
+        if gone:
+            raise ReplayError(f"step {step} cannot be restored: groups {gone} were retired or cleared")
+        await self._queue.revive(self._batch(uids).keys, partition_id=self._partition_id, step=step)
+        self._restored.add(step)
+
+    def close_feed(self) -> None:
+        """No group will be admitted any more."""
+        self._is_feed_closed = True
+        self._admission.changed.notify()
+
+    def counts(self) -> dict[str, int]:
+        """pending, running, finished: groups alive now (admitted, not sampled); failure: groups that failed since the start."""
+        alive = [self._groups.get(uid) for uid in self._admission.alive]
+        found = Counter(GroupStatus.PENDING if group is None else group.status for group in alive)
+        waiting = (GroupStatus.PENDING, GroupStatus.RUNNING, GroupStatus.FINISHED)
+        return {**{str(status): found[status] for status in waiting}, str(GroupStatus.FAILURE): self._num_failures}
+
+
+def _status_of(uid: str, tag: Tag) -> GroupStatus:
+    try:
+        return GroupStatus(str(tag["status"]))
+    except (KeyError, ValueError):
+        raise TransitionError(
+            f"group {uid!r} has the tag {dict(tag)}; its status must be one of {[str(s) for s in GroupStatus]}"
+        ) from None

@@ -1,0 +1,76 @@
+"""Prompt groups: their states, and what replay knows of each.
+
+runner (prompt tag) -> kv_watch -> [PromptGroup] -> ReplayBuffer.sample
+
+    pending ──> running ──> finished
+                   └──────> failure
+
+A group is terminal only when every session of it has settled, so nobody writes to it afterwards. The runner writes each state;
+a watch coalesces, so replay may see `finished` straight after `pending` and walks the states in between.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from asyncrl.errors import TransitionError
+from asyncrl.keys import TrajectoryKey
+from asyncrl.protocol.batch_meta import Tag
+
+
+class GroupStatus(StrEnum):
+    """Where a group stands. The values are those of the prompt's tag `status`."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILURE = "failure"
+
+    @property
+    def is_terminal(self) -> bool:
+        return not _NEXT[self]
+
+
+_NEXT: dict[GroupStatus, tuple[GroupStatus, ...]] = {
+    GroupStatus.PENDING: (GroupStatus.RUNNING,),
+    GroupStatus.RUNNING: (GroupStatus.FINISHED, GroupStatus.FAILURE),
+    GroupStatus.FINISHED: (),
+    GroupStatus.FAILURE: (),
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class PromptGroup:
+    """What replay has seen of one group. `since`: the loop's time when it was first seen, in seconds."""
+
+    uid: str
+    since: float
+    status: GroupStatus = GroupStatus.PENDING
+    failure: str = ""
+    trajectories: dict[str, Tag] = field(default_factory=dict)
+
+    @property
+    def sessions(self) -> list[int]:
+        """Sessions whose trajectories are in the store, in order."""
+        return sorted({TrajectoryKey.parse(key).session_id for key in self.trajectories})
+
+    @property
+    def keys(self) -> list[str]:
+        """Trajectory keys by session and index."""
+        return sorted(self.trajectories, key=TrajectoryKey.parse)
+
+
+def transition(group: PromptGroup, to: GroupStatus) -> None:
+    """Move a group by one edge of the picture above; the only writer of `status`. Raises TransitionError for any other move."""
+    if to not in _NEXT[group.status]:
+        allowed = " or ".join(_NEXT[group.status]) or "nothing, it is terminal"
+        raise TransitionError(f"group {group.uid!r} cannot go from {group.status} to {to}; allowed: {allowed}")
+    group.status = to
+
+
+def follow(group: PromptGroup, seen: GroupStatus) -> None:
+    """Bring a group to the state that a coalesced watch shows. Raises TransitionError when there is no way forward to it."""
+    if seen is group.status:
+        return
+    if group.status is GroupStatus.PENDING and seen is not GroupStatus.RUNNING:
+        transition(group, GroupStatus.RUNNING)
+    transition(group, seen)
