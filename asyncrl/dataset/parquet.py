@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncrl.dataset.readers import SourceRow
-from asyncrl.dataset.wording import names_shown, one_line
+from asyncrl.dataset.wording import names_shown, one_line, shown
 from asyncrl.errors import DataError
 from asyncrl.ports import Json
 
@@ -39,11 +39,8 @@ def read_parquet(path: Path) -> Iterator[SourceRow]:
     """Rows in file order. Raises DataError for a file that is no parquet, truncated or damaged, or has a column name twice."""
     number = 0
     for batch in _batches(path):
-        reshapes = _reshapes(batch.schema)
         for values in _to_rows(batch, path, number):
             number += 1
-            for name, reshape in reshapes.items():
-                values[name] = reshape(values[name])
             yield SourceRow(f"{path}, row {number}", values, path)
 
 
@@ -55,9 +52,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
         with pa.OSFile(str(path), "rb") as source:
             file = pq.ParquetFile(source, page_checksum_verification=True)
             _check_names(file.schema_arrow, path)
-            batches = file.iter_batches(_BATCH_ROWS)
-            while (batch := next(batches, None)) is not None:
-                yield batch
+            yield from file.iter_batches(_BATCH_ROWS)
     except DataError:
         raise
     except Exception as error:
@@ -67,81 +62,96 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
 def _check_names(schema: pa.Schema, path: Path) -> None:
     twice = [name for name in schema.names if schema.names.count(name) > 1]
     if twice:
-        raise DataError(f"{path}: the column {twice[0]!r} is there twice; columns are {names_shown(schema.names)}")
+        raise DataError(f"{path}: the column {shown(twice[0])} is there twice; columns: {names_shown(schema.names)}")
 
 
 def _to_rows(batch: pa.RecordBatch, path: Path, rows_before: int) -> list[dict[str, Json]]:
     try:
-        return batch.to_pylist(maps_as_pydicts="strict")
-    except Exception as error:
+        return _convert(batch)
+    except Exception as error:  # values that Python's types cannot hold, or damaged text
         place = _place_of_failure(batch, path, rows_before)
         raise DataError(f"{place} cannot be read as a Python value: {one_line(error)}") from error
 
 
 def _place_of_failure(batch: pa.RecordBatch, path: Path, rows_before: int) -> str:
     for row in range(batch.num_rows):
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        for name in batch.schema.names:
             try:
-                column.slice(row, 1).to_pylist(maps_as_pydicts="strict")
+                _convert(batch.select([name]).slice(row, 1))
             except Exception:  # the same failure again; the caller raises it with this place
-                return f"{path}, row {rows_before + row + 1}: column {name!r}"
+                return f"{path}, row {rows_before + row + 1}: column {shown(name)}"
     return f"{path}, rows {rows_before + 1} to {rows_before + batch.num_rows}:"
 
 
-# --- invented nulls ---------------------------------------------------------------------------------------------------------------
+def _convert(batch: pa.RecordBatch) -> list[dict[str, Json]]:
+    rows = batch.to_pylist()  # its own maps_as_pydicts makes it ten times slower, for batches without a map too
+    for name, reshape in _column_reshapes(batch.schema):
+        for values in rows:
+            values[name] = reshape(values[name])
+    return rows
 
 
-def _reshapes(schema: pa.Schema) -> dict[str, _Reshape]:
-    found = {field.name: _column_reshape(field) for field in schema}
-    return {name: reshape for name, reshape in found.items() if reshape}
+# --- maps, and nulls that nobody wrote ------------------------------------------------------------------------------------------
+
+
+def _column_reshapes(schema: pa.Schema) -> list[tuple[str, _Reshape]]:
+    """The columns whose values need another form; most have none, and cost nothing."""
+    return [(field.name, reshape) for field in schema if (reshape := _column_reshape(field))]
 
 
 def _column_reshape(field: "pa.Field[pa.DataType]") -> _Reshape | None:
-    if field.name in _KWARGS or _is_message_list(field.type):
-        return _without_nulls(field.type)
     if field.name == "extra_info" and isinstance(field.type, pa.StructType):
-        members = {member.name: _without_nulls(member.type) for member in field.type if member.name in _KWARGS}
-        return _in_members({name: reshape for name, reshape in members.items() if reshape})
-    return None
+        return _in_struct(
+            {member.name: _reshape(member.type, drop_nulls=member.name in _KWARGS) for member in field.type}, drop_nulls=False
+        )
+    return _reshape(field.type, drop_nulls=field.name in _KWARGS or _is_message_list(field.type))
 
 
 def _is_message_list(kind: pa.DataType) -> bool:
     return isinstance(kind, _LISTS) and isinstance(kind.value_type, pa.StructType) and "role" in kind.value_type.names
 
 
-def _without_nulls(kind: pa.DataType) -> _Reshape | None:
-    """A function that leaves null members out of the structs of a value of this type; None when the type has no struct."""
+def _reshape(kind: pa.DataType, *, drop_nulls: bool) -> _Reshape | None:
+    """A function that gives a value of this type its form; None when it has it already."""
     if isinstance(kind, pa.StructType):
-        return _struct_without_nulls({field.name: _without_nulls(field.type) for field in kind})
+        return _in_struct({member.name: _reshape(member.type, drop_nulls=drop_nulls) for member in kind}, drop_nulls=drop_nulls)
     if isinstance(kind, pa.MapType):
-        inside = _without_nulls(kind.item_type)
-        return inside and _in_map(inside)
+        return _in_map(_reshape(kind.item_type, drop_nulls=drop_nulls))
     if isinstance(kind, _LISTS):
-        inside = _without_nulls(kind.value_type)
-        return inside and _in_list(inside)
+        return _in_list(_reshape(kind.value_type, drop_nulls=drop_nulls))
     return None
 
 
-def _struct_without_nulls(members: dict[str, _Reshape | None]) -> _Reshape:
-    def reshape(value: Json) -> Json:
+def _in_struct(members: dict[str, _Reshape | None], *, drop_nulls: bool) -> _Reshape | None:
+    inner = [(name, reshape) for name, reshape in members.items() if reshape]
+    if not inner and not drop_nulls:
+        return None
+
+    def reshape_struct(value: Json) -> Json:
         if value is None:
             return None
-        present = [(name, child, members[name]) for name, child in value.items() if child is not None]
-        return {name: inner(child) if inner else child for name, child, inner in present}
+        present = {name: child for name, child in value.items() if child is not None} if drop_nulls else value
+        for name, reshape in inner:
+            if name in present:
+                present[name] = reshape(present[name])
+        return present
 
-    return reshape
-
-
-def _in_members(members: dict[str, _Reshape]) -> _Reshape:
-    def reshape(value: Json) -> Json:
-        return value and {name: members[name](child) if name in members else child for name, child in value.items()}
-
-    return reshape
+    return reshape_struct
 
 
-def _in_map(inside: _Reshape) -> _Reshape:
-    return lambda value: value and {key: inside(child) for key, child in value.items()}
+def _in_map(inside: _Reshape | None) -> _Reshape:
+    def reshape_map(pairs: Json) -> Json:
+        if pairs is None:
+            return None
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            raise ValueError("a map has a key twice")
+        return {key: inside(child) for key, child in value.items()} if inside else value
+
+    return reshape_map
 
 
-def _in_list(inside: _Reshape) -> _Reshape:
-    return lambda value: value and [inside(child) for child in value]
+def _in_list(inside: _Reshape | None) -> _Reshape | None:
+    if inside is None:
+        return None
+    return lambda value: None if value is None else [inside(child) for child in value]

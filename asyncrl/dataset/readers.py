@@ -5,6 +5,7 @@ has twice the last wins. jsonl is decoded line by line, so a date-like string st
 """
 
 import gc
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ def _read_json(path: Path) -> Iterator[SourceRow]:
     try:
         rows = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise DataError(f"{path}: {_explain(data, error)}; a .json file is one array of objects") from None
+        raise DataError(f"{_line_of(error, data, path)}: {_explain(data, error)}; a .json file is one array of objects") from None
     if not isinstance(rows, list):
         raise DataError(f"{path}: expected an array of objects, got {kind_of(rows)}; one object a line is .jsonl")
     for number, values in enumerate(rows, start=1):
@@ -121,17 +122,30 @@ def _read_json(path: Path) -> Iterator[SourceRow]:
         yield SourceRow(place, values, path)
 
 
+def _line_of(error: Exception, data: bytes, path: Path) -> str:
+    found = re.search(r"\(byte (\d+)\)", str(error))
+    return f"{path}, line {data.count(10, 0, int(found[1])) + 1}" if found else str(path)
+
+
 def _explain(data: bytes, error: Exception) -> str:
-    """msgspec's message, except that it calls broken UTF-8 and truncation alike in places."""
+    """What is wrong with the text, in one line. Bytes are counted from 0, as msgspec does."""
     try:
         data.decode()
     except UnicodeDecodeError as broken:
-        return f"not valid UTF-8 (byte {broken.start + 1}: 0x{data[broken.start]:02x})"
-    if isinstance(error, msgspec.ValidationError):
-        return one_line(error).replace("`", "").replace("Expected object", "expected an object")
+        return f"not valid UTF-8 (byte {broken.start}: 0x{data[broken.start]:02x})"
     if isinstance(error, RecursionError):
         return f"nested deeper than {MAX_DEPTH} levels"
+    if isinstance(error, msgspec.ValidationError):
+        return _explain_value(data)
     return f"malformed JSON: {one_line(error).removeprefix('JSON is malformed: ')}"
+
+
+def _explain_value(data: bytes) -> str:
+    """The line is JSON, but no object; or a number in it is beyond a float."""
+    try:
+        return f"expected an object, got {kind_of(msgspec.json.decode(data))}"
+    except (msgspec.DecodeError, RecursionError):
+        return "a number in it is out of range"
 
 
 def _check_depth(values: dict[str, Json], place: str) -> None:
