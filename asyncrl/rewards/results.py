@@ -40,7 +40,7 @@ def _finite(value: Json, function: str, verb: str) -> float:
 
 
 def describe_error(error: BaseException) -> str:
-    """One line: class, message, and the file and line that raised."""
+    """One line: class, message, and the file, line and function that raised."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     place = _last_line(error.__traceback__)
@@ -60,7 +60,8 @@ def _last_line(trace: TracebackType | None) -> str:
         return ""
     while trace.tb_next is not None:
         trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_filename.removeprefix(os.getcwd() + os.sep)}:{trace.tb_lineno}"
+    code = trace.tb_frame.f_code
+    return f"{os.path.basename(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"
 
 
 def _list(value: Mapping[str, Json]) -> str:

@@ -54,8 +54,7 @@ async def open_scorer(config: RewardConfig, *, world: World, log: Path | None = 
     Raises RewardSpecError, one line, when the function does not exist, does not import or cannot be called.
     """
     check_name(config.function)
-    output = await world.offload(_open_log, log) if log else None
-    folder = os.getcwd()
+    folder, output = await world.offload(_surroundings, log)
     pool = WorkerPool(config.function, num_workers=config.num_workers, timeout_s=config.timeout_s, folder=folder, log=output)
     try:
         if await pool.open():
@@ -86,8 +85,9 @@ def _through(pool: WorkerPool, name: str) -> CallFunction:
     return call
 
 
-def _open_log(path: Path) -> IO[bytes]:
-    return path.open("ab")
+def _surroundings(log: Path | None) -> tuple[str, IO[bytes] | None]:
+    """The working directory, and the open log."""
+    return os.getcwd(), log.open("ab") if log else None
 
 
 async def check_function(config: RewardConfig, *, world: World) -> None:

@@ -40,7 +40,7 @@ def test_an_error_is_told_in_one_line_with_its_place() -> None:
     assert text.startswith("KeyError: 'a\\nbxxx")
     assert "\n" not in text
     assert len(text) < 1000
-    assert f"test_results.py:{inner.__code__.co_firstlineno + 1})" in text
+    assert f"test_results.py:{inner.__code__.co_firstlineno + 1} in inner)" in text
 
 
 def test_a_message_that_raises_does_not_hide_the_class() -> None:

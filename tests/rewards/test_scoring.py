@@ -69,7 +69,7 @@ async def test_many_sessions_share_few_workers_in_order(project: Project, opened
 @pytest.mark.parametrize(
     ("deed", "message"),
     [
-        ("raise ValueError('two\\nlines')", "raised ValueError: two lines (my_rewards.py:4)"),
+        ("raise ValueError('two\\nlines')", "raised ValueError: two lines (my_rewards.py:4 in score)"),
         ("return None", "returned None; it must be a finite number"),
         ("return '1.0'", "returned '1.0'"),
         ("return True", "returned True"),
@@ -361,7 +361,7 @@ async def test_an_async_function_runs_on_the_loop(project: Project, opened: Open
 @pytest.mark.parametrize(
     ("deed", "message"),
     [
-        ("raise ValueError('x')", "raised ValueError: x (my_rewards.py:3)"),
+        ("raise ValueError('x')", "raised ValueError: x (my_rewards.py:3 in score)"),
         ("raise TimeoutError('its own')", "raised TimeoutError: its own"),
         ("raise asyncio.CancelledError('inner')", "raised asyncio.exceptions.CancelledError: inner"),
         ("sys.exit(2)", "raised SystemExit: 2"),

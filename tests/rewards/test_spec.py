@@ -30,7 +30,11 @@ Project = Callable[[str], Path]
         ("my_rewards:score", "def score(data_source, solution_str, ground_truth, extra_info, more): ...", "argument: 'more'"),
         ("my_rewards:score", "import no_such_library", "raised ModuleNotFoundError: No module named 'no_such_library' (my_rewards"),
         ("my_rewards:score", "def score(:", "raised SyntaxError: invalid syntax"),
-        ("my_rewards:score", "1 / 0", "importing my_rewards raised ZeroDivisionError: division by zero (my_rewards.py:2)"),
+        (
+            "my_rewards:score",
+            "1 / 0",
+            "raised ZeroDivisionError: division by zero (my_rewards.py:2 in <module>)",
+        ),
         ("my_rewards:score", "sys.exit(3)", "raised SystemExit: 3"),
         ("my_rewards:score", "os._exit(3)", "while importing, the reward worker ended with exit code 3"),
         ("my_rewards:score", "os.kill(os.getpid(), 11)", "was ended by signal 11 (SIGSEGV)"),
