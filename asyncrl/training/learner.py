@@ -83,7 +83,7 @@ class Learner:
         (loss * self.mesh.size()).backward()  # type: ignore[no-untyped-call]
 
     def step(self, suspects: Callable[[], str]) -> UpdateReport:
-        """Clip, update, clear the gradients. A loss or gradient that is not finite skips the update; `suspects()` names the rows then.
+        """Clip, update, clear the gradients. A loss or gradient that is not finite skips the update; `suspects()` names its rows.
 
         Raises NonFiniteGradientError after `max_nonfinite_in_a_row` skipped updates in a row.
         """

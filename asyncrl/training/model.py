@@ -38,7 +38,7 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
 
 
 def _read(folder: Path, config: ModelConfig) -> PreTrainedModel:
-    hf_logging.disable_progress_bar()  # a bar of a library inside ours
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a library's bar would break ours
     try:
         settings = AutoConfig.from_pretrained(folder, local_files_only=True)
         loaded: tuple[PreTrainedModel, dict[str, list[str]]] = AutoModelForCausalLM.from_pretrained(

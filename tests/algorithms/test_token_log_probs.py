@@ -63,7 +63,7 @@ def test_float32_is_close_to_float64_and_extreme_logits_stay_finite() -> None:
 def test_bfloat16_gives_float32_out() -> None:
     hidden, weight, _, labels = _inputs(torch.bfloat16)
     log_probs, entropy = head_log_probs(hidden, weight, labels)
-    log_probs.sum().backward()
+    torch.autograd.backward(log_probs.sum())
     assert log_probs.dtype == entropy.dtype == torch.float32
     assert hidden.grad is not None
     assert hidden.grad.dtype == torch.bfloat16

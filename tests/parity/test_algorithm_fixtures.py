@@ -1,10 +1,11 @@
 """Our algorithms against stored numbers of verl 0.9.1 (`../shared/fixtures`), as far as they are built.
 
-Tolerance of the fixtures: rtol 1e-5, atol 1e-6, compared under the mask. `corrected.json` holds the right values for inputs on which
+Tolerance: rtol 1e-5, atol 1e-6, compared under the mask. `corrected.json` holds the right values for inputs on which
 that release is wrong; rows of groups of one are compared against 0 (advantages.py, difference 1).
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def _read(name: str) -> Case:
     return content
 
 
-def _cases(name: str, wanted: Any) -> Any:
+def _cases(name: str, wanted: Callable[[Case], bool]) -> pytest.MarkDecorator:
     """The wanted cases as parameters; one that skips with its reason when the fixtures are not here."""
     cases = [case for case in _read(name)["cases"] if wanted(case)]
     missing = pytest.param({}, id="missing", marks=pytest.mark.skip(reason=f"no {name} in ../shared/fixtures"))

@@ -33,7 +33,7 @@ def make_model(tmp_path: Path) -> MakeModel:
         make_config, make_lm = KINDS[kind]
         sizes = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
         heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128, "initializer_range": 0.3}
-        model = make_lm(make_config(**{**sizes, **heads, "tie_word_embeddings": tied, **config}))
+        model = make_lm(make_config(**{**sizes, **heads, "tie_word_embeddings": tied, **config}))  # type: ignore[no-untyped-call]
         folder = tmp_path / f"{kind}-{'tied' if tied else 'untied'}-{seed}"
         model.save_pretrained(folder)
         (folder / "tokenizer.json").write_text("{}")

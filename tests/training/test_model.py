@@ -21,7 +21,7 @@ LENGTHS = [(3, 5), (7, 1), (2, 11), (4, 0), (1, 6)]
 
 def _by_hand(folder: Path, columns: TensorDict, temperature: float) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """One row at a time through the library's own model, in float64."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
     log_probs, entropies = [], []
     for ids, response, mask in zip(*(rows_of(columns[name]) for name in ("input_ids", "responses", "response_mask")), strict=True):
         with torch.no_grad():
@@ -60,7 +60,7 @@ def test_given_positions_are_used(make_model: Callable[..., Path], make_run: Cal
     ids, positions = [torch.arange(6), torch.arange(4)], [torch.arange(5, 11), torch.tensor([0, 1, 7, 8])]
     columns = {"input_ids": ids, "position_ids": positions, "response_mask": [torch.ones(3, dtype=torch.bool)] * 2}
     got, _ = Actor(make_run(folder)).log_probs(TensorDict({k: ragged(v) for k, v in columns.items()}, batch_size=[2]))
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     for row, place, values in zip(ids, positions, rows_of(got), strict=True):
         with torch.no_grad():
             logits = model(input_ids=row[None], position_ids=place[None], attention_mask=torch.ones(1, len(row))).logits[0]
@@ -120,7 +120,7 @@ def test_a_model_that_bends_its_logits_is_refused(tmp_path: Path) -> None:
         head_dim=8,
         final_logit_softcapping=0.01,
     )
-    Gemma2ForCausalLM(config).save_pretrained(tmp_path / "capped")
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path / "capped")  # type: ignore[no-untyped-call]
     with pytest.raises(ModelError, match="changes its logits"):
         load_model(ModelConfig(path=str(tmp_path / "capped")))
 

@@ -1,0 +1,259 @@
+"""Checkpoints: a crash at any file operation, damage of any file, and training that goes on bit for bit."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+from transformers import AutoModelForCausalLM
+
+from asyncrl.config import ModelConfig, TrainRun
+from asyncrl.errors import CheckpointError
+from asyncrl.training.actor import Actor
+from asyncrl.training.checkpoint import newest_valid, open_checkpoint, save_checkpoint
+from asyncrl.training.disk import Disk
+from asyncrl.training.learner import LearnerState
+
+MakeModel = Callable[..., Path]
+MakeRun = Callable[..., TrainRun]
+MakeColumns = Callable[..., TensorDict]
+
+LENGTHS = [(3, 5), (3, 9), (6, 4), (6, 12)]
+UIDS = ["a", "a", "b", "b"]
+
+
+class Crash(OSError):
+    """The process dies here."""
+
+
+class CrashingDisk(Disk):
+    """Dies in the middle of operation `at`: a write leaves half of its bytes, a removal half of its files."""
+
+    def __init__(self, at: int) -> None:
+        self.operations = 0
+        self._at = at
+
+    def _dies(self) -> bool:
+        self.operations += 1
+        return self.operations - 1 == self._at
+
+    def make_folder(self, path: Path) -> None:
+        if self._dies():
+            raise Crash
+        super().make_folder(path)
+
+    def write(self, path: Path, content: bytes) -> None:
+        if self._dies():
+            path.write_bytes(content[: len(content) // 2])
+            raise Crash
+        super().write(path, content)
+
+    def copy(self, source: Path, target: Path) -> None:
+        if self._dies():
+            target.touch()
+            raise Crash
+        super().copy(source, target)
+
+    def write_tensors(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        dies = self._dies()
+        super().write_tensors(path, tensors)
+        if dies:
+            path.write_bytes(path.read_bytes()[:-7])
+            raise Crash
+
+    def rename(self, source: Path, target: Path) -> None:
+        if self._dies():
+            raise Crash
+        super().rename(source, target)
+
+    def sync_folder(self, path: Path) -> None:
+        if self._dies():
+            raise Crash
+        super().sync_folder(path)
+
+    def remove(self, path: Path) -> None:
+        if self._dies():
+            for file in sorted(path.rglob("*"))[::2] if path.is_dir() else []:
+                if file.is_file():
+                    file.unlink()
+            raise Crash
+        super().remove(path)
+
+
+@pytest.fixture
+def state(make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns) -> LearnerState:
+    """A state with optimizer moments."""
+    actor = Actor(make_run(make_model()))
+    actor.update(make_columns(LENGTHS), UIDS)
+    return actor.state()
+
+
+@pytest.fixture
+def save(tmp_path: Path, state: LearnerState) -> Callable[..., Path]:
+    """save(step, keep=2, disk=None, name="checkpoints", **trainer) -> path, in tmp_path / name."""
+
+    def run(step: int, *, keep: int = 2, disk: Disk | None = None, name: str = "checkpoints", **trainer: object) -> Path:
+        model = ModelConfig(path=str(tmp_path / "qwen2-tied-0"))
+        folder = tmp_path / name
+        return save_checkpoint(folder, state, step=step, version=step, model=model, trainer=trainer, keep=keep, disk=disk)
+
+    return run
+
+
+def _newest(tmp_path: Path, name: str = "checkpoints") -> tuple[int | None, list[str]]:
+    said: list[str] = []
+    found = newest_valid(tmp_path / name, said.append)
+    return (None if found is None else found.step), said
+
+
+def test_what_is_saved_comes_back(tmp_path: Path, state: LearnerState, save: Callable[..., Path]) -> None:
+    save(3, cursor=17, order="x")
+    found = newest_valid(tmp_path / "checkpoints", print)
+    assert found is not None
+    assert (found.step, found.version, found.trainer) == (3, 3, {"cursor": 17, "order": "x"})
+    loaded = found.load()
+    for kind in ("model", "optimizer"):
+        saved, back = getattr(state, kind), getattr(loaded, kind)
+        assert set(saved) == set(back)
+        assert all(torch.equal(saved[name], back[name]) for name in saved)
+    assert torch.equal(loaded.rng, state.rng)
+    assert loaded.counters == {"updates": 1, "skipped_updates": 0, "skipped_in_a_row": 0}
+
+
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert _newest(tmp_path) == (None, [])
+
+
+def test_a_crash_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path: Path, save: Callable[..., Path]) -> None:
+    """keep = 1, so the removal of the older one is among the operations. A save afterwards cleans up."""
+    counting = CrashingDisk(-1)
+    save(1, name="count")
+    save(2, name="count", keep=1, disk=counting)
+    assert counting.operations > 15
+    for at in range(counting.operations):
+        name = f"crash-{at}"
+        save(1, name=name)
+        with pytest.raises(Crash):
+            save(2, name=name, keep=1, disk=CrashingDisk(at))
+        assert _newest(tmp_path, name)[0] in (1, 2), f"nothing whole after a crash in operation {at}"
+        save(3, name=name, keep=1)
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["global_step_3"]
+
+
+def test_a_crash_while_a_step_is_saved_again_keeps_the_first(tmp_path: Path, save: Callable[..., Path]) -> None:
+    save(1, keep=1)
+    at = 0
+    while True:
+        try:
+            save(1, keep=1, disk=CrashingDisk(at))
+        except Crash:
+            assert _newest(tmp_path)[0] == 1, f"nothing whole after a crash in operation {at}"
+            at += 1
+        else:
+            break
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["global_step_1"]
+
+
+def test_every_file_matters_and_damage_falls_back_to_the_older_one(tmp_path: Path, save: Callable[..., Path]) -> None:
+    save(1)
+    for name in [path.relative_to(save(2)).as_posix() for path in save(2).rglob("*") if path.is_file()]:
+        file = save(2) / name
+        content = file.read_bytes()
+        for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1]), content + b"x"):
+            file.write_bytes(damaged)
+            step, said = _newest(tmp_path)
+            assert step == 1
+            assert len(said) == 1
+            assert "global_step_2" in said[0]
+        file.unlink()
+        assert _newest(tmp_path)[0] == 1
+
+
+def test_only_the_newest_are_kept_and_leftovers_go(tmp_path: Path, save: Callable[..., Path]) -> None:
+    folder = tmp_path / "checkpoints"
+    for step in (2, 9, 10):
+        with pytest.raises(Crash):
+            save(step + 100, disk=CrashingDisk(9))
+        save(step)
+    assert sorted(path.name for path in folder.iterdir()) == ["global_step_10", "global_step_9"]
+    assert _newest(tmp_path) == (10, [])
+
+
+def test_a_checkpoint_of_a_later_format_is_refused(save: Callable[..., Path]) -> None:
+    from asyncrl.training import checkpoint
+
+    path = save(1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    text = json.dumps({**manifest, "format": 99})
+    (path / "manifest.json").write_text(text)
+    (path / "DONE").write_text(checkpoint._checksum(text.encode()))
+    with pytest.raises(CheckpointError, match="has format 99"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_training_goes_on_bit_for_bit(
+    tmp_path: Path, make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns, tied: bool
+) -> None:
+    folder = make_model(tied=tied)
+    run = make_run(folder, actor={"optim": {"lr": 0.01, "lr_scheduler_type": "cosine", "weight_decay": 0.1, "lr_warmup_steps": 2}})
+    batches = [make_columns(LENGTHS, seed=seed) for seed in range(4)]
+    straight = Actor(run)
+    for batch in batches:
+        straight.update(batch, UIDS)
+    first = Actor(run)
+    for batch in batches[:2]:
+        first.update(batch, UIDS)
+    save_checkpoint(tmp_path / "c", first.state(), step=2, version=2, model=run.model, trainer={}, keep=1)
+    found = newest_valid(tmp_path / "c", print)
+    assert found is not None
+    resumed = Actor(run)
+    torch.rand(3)  # the generator is part of the state
+    resumed.load(found.load())
+    drawn = torch.rand(1)
+    torch.set_rng_state(found.load().rng)
+    assert torch.equal(drawn, torch.rand(1))
+    metrics = [resumed.update(batch, UIDS) for batch in batches[2:]]
+    assert metrics[-1]["actor/lr"] < 0.01
+    for name, tensor in straight.state().model.items():
+        assert torch.equal(tensor, resumed.state().model[name])
+    for name, tensor in straight.state().optimizer.items():
+        assert torch.equal(tensor, resumed.state().optimizer[name])
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_model_inside_loads_as_any_hugging_face_model(
+    tmp_path: Path, make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns, kind: str, tied: bool
+) -> None:
+    run = make_run(make_model(kind, tied=tied))
+    actor = Actor(run)
+    actor.update(make_columns(LENGTHS), UIDS)
+    path = save_checkpoint(tmp_path / "c", actor.state(), step=1, version=1, model=run.model, trainer={}, keep=1) / "model"
+    model = AutoModelForCausalLM.from_pretrained(path)
+    parameters = dict(model.named_parameters())
+    assert set(parameters) == set(actor.state().model)
+    assert all(torch.equal(tensor, actor.state().model[name]) for name, tensor in parameters.items())
+    assert type(model).__name__.lower() == f"{kind}forcausallm"
+    assert (path / "tokenizer.json").read_text() == "{}"
+    again = Actor(make_run(path))
+    columns = make_columns(LENGTHS, seed=5)
+    assert torch.equal(again.log_probs(columns)[0].values(), actor.log_probs(columns)[0].values())
+
+
+def test_a_configured_template_becomes_the_exports_own(tmp_path: Path, state: LearnerState) -> None:
+    template = tmp_path / "mine.jinja"
+    template.write_text("mine")
+    model = ModelConfig(path=str(tmp_path / "qwen2-tied-0"), chat_template=str(template))
+    path = save_checkpoint(tmp_path / "c", state, step=1, version=1, model=model, trainer={}, keep=1)
+    assert (path / "model" / "chat_template.jinja").read_text() == "mine"
+
+
+def test_a_checkpoint_of_another_model_changes_nothing(make_model: MakeModel, make_run: MakeRun, state: LearnerState) -> None:
+    other = Actor(make_run(make_model("qwen2", seed=1, num_hidden_layers=1)))
+    before = other.state().model
+    with pytest.raises(CheckpointError, match="of another model"):
+        other.load(state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.state().model.items())
