@@ -84,7 +84,7 @@ def _run_into(future: Future[T], function: Callable[..., T], args: Sequence[obje
         stopped = RuntimeError(f"{_name_of(function)} raised StopIteration")
         stopped.__cause__ = error
         future.set_exception(stopped)
-    except BaseException as error:
+    except BaseException as error:  # it is raised where somebody waits for it
         future.set_exception(error)
 
 

@@ -1,0 +1,60 @@
+# Every target runs in .venv, and makes it first where it is missing or older than what it was made from.
+# pip is configured by its own variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...), which are passed on untouched.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup train test ci lint format types bench docs
+
+# The first Python of at least 3.11; set PYTHON to choose another.
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
+BIN := .venv/bin
+READY := .venv/.ready
+SEED ?= 1
+
+# The top folder must not be on sys.path: its `agents`, `replay` and `tools` are `asyncrl.agents`, and so on.
+export PYTHONSAFEPATH := 1
+# A hub id that is not on this disk fails at once instead of after minutes of retries.
+export HF_HUB_OFFLINE := 1
+# Small models are fastest with one thread.
+export OMP_NUM_THREADS ?= 1
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1 \t/p' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv with everything pinned in constraints.txt
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; set PYTHON=/path/to/python3" >&2; exit 2; }
+	@echo "setup: installing into .venv with $(PYTHON) (a minute or two; torch is most of it)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+train: $(READY) ## the quick start: data, warm start, reinforcement learning (SEED=1)
+	@$(BIN)/python -m asyncrl.examples.quickstart --seed $(SEED)
+
+test: $(READY) ## run the tests
+	@$(BIN)/python -m pytest -q
+
+lint: $(READY) ## ruff, its formatter, and the import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-logo
+
+format: $(READY) ## let ruff mend and format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: $(READY) ## mypy, strict
+	@$(BIN)/mypy
+
+docs: $(READY) ## write the generated pages of docs/
+	@$(BIN)/python docs/generate.py
+
+bench: $(READY) ## run every benchmark; each ends with one JSON object
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" --json; done
+
+ci: ## what must pass before a change is merged
+	@.ci/run

@@ -1,0 +1,135 @@
+"""The reference pages, rendered from the code itself: the field catalogue and every configuration key.
+
+`asyncrl fields` prints the first; `docs/generate.py` writes both as Markdown, and a test compares them with docs/. Loads no torch.
+"""
+
+import json
+import typing
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from asyncrl.config import SFTRun, TrainRun, keys_of
+from asyncrl.fields import CATALOGUE, TAGS
+
+FIELD_COLUMNS = ("field", "dtype", "axis", "producer", "consumers", "exists when", "evidence")
+TAG_COLUMNS = ("tag", "type", "on", "meaning")
+KEY_COLUMNS = ("key", "type", "default", "meaning")
+
+_CONSTRAINTS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+def field_rows() -> list[tuple[str, ...]]:
+    """One row a column of the catalogue, in its order."""
+    return [
+        (entry.name, entry.dtype, entry.axis.value, entry.producer, " ".join(entry.consumers), entry.when, entry.evidence.value)
+        for entry in CATALOGUE.values()
+    ]
+
+
+def tag_rows() -> list[tuple[str, ...]]:
+    """One row a tag."""
+    return [(tag.name, tag.type.__name__, tag.on, tag.meaning) for tag in TAGS.values()]
+
+
+def key_rows(kind: type[BaseModel]) -> list[tuple[str, ...]]:
+    """One row a configuration key of a run."""
+    return [(key, type_text(entry), default_text(entry), entry.description or "") for key, entry in keys_of(kind)]
+
+
+def render_fields_table() -> str:
+    """Fields and tags as aligned text, for the terminal."""
+    return f"{_aligned(FIELD_COLUMNS, field_rows())}\n\n{_aligned(TAG_COLUMNS, tag_rows())}"
+
+
+def fields_page() -> str:
+    """docs/fields.md."""
+    return "\n".join(
+        [
+            "# Fields and tags",
+            "",
+            "Generated from `asyncrl/fields.py` by `make docs`; `asyncrl fields` prints the same. Axes: `prompt` (P tokens),",
+            "`response` (R tokens, observations included), `sequence` (P + R), `none` (one value a trajectory).",
+            "",
+            "## Fields",
+            "",
+            _markdown(FIELD_COLUMNS, field_rows()),
+            "",
+            "## Tags",
+            "",
+            "Cheap metadata that stays on the controller: on the key of a group (`prompt`) or of a trajectory.",
+            "",
+            _markdown(TAG_COLUMNS, tag_rows()),
+            "",
+        ]
+    )
+
+
+def configuration_page() -> str:
+    """docs/configuration.md."""
+    return "\n".join(
+        [
+            "# Configuration",
+            "",
+            "Generated from `asyncrl/config.py` by `make docs`. A run is one TOML file; `section.key=value` on the command line replaces a",
+            "value. Unknown keys, and keys without effect, are errors.",
+            "",
+            "## `asyncrl train`",
+            "",
+            _markdown(KEY_COLUMNS, key_rows(TrainRun)),
+            "",
+            "## `asyncrl sft`",
+            "",
+            _markdown(KEY_COLUMNS, key_rows(SFTRun)),
+            "",
+        ]
+    )
+
+
+def type_text(entry: FieldInfo) -> str:
+    """`int > 0`, `"a" or "b"`, `list of str`: the type of a key as a user would say it."""
+    marks = [(mark, name) for mark in entry.metadata for name in _CONSTRAINTS if hasattr(mark, name)]
+    bounds = [f"{_CONSTRAINTS[name]} {getattr(mark, name):g}" for mark, name in marks]
+    return " ".join([_type_name(entry.annotation), *([" and ".join(bounds)] if bounds else [])])
+
+
+def _type_name(annotation: object) -> str:
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return " or ".join(json.dumps(part) for part in parts)
+    if origin is Annotated:
+        return _type_name(parts[0])
+    if origin is list:
+        return f"list of {_type_name(parts[0])}"
+    if origin is tuple:
+        return f"list of {len(parts)} {_type_name(parts[0])}"
+    if origin is dict:
+        return "table"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def default_text(entry: FieldInfo) -> str:
+    """The default in TOML syntax; `required` where there is none."""
+    default = entry.default
+    if default is PydanticUndefined:
+        return "required"
+    if isinstance(default, float):
+        return f"{default:g}"
+    return json.dumps(default)
+
+
+def _aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    table = [tuple(head), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    table.insert(1, tuple("-" * width for width in widths))
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The first column is code; `|` is escaped."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {' | '.join([f'`{first}`', *(cell.replace('|', chr(92) + '|') for cell in rest)])} |" for first, *rest in rows]
+    return "\n".join(lines)
