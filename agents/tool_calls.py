@@ -78,17 +78,16 @@ class HermesFormat:
         while start >= 0:
             body = start + len(self.open_tag)
             end = _end_of_call(text, body)
-            if end.kind is not _CLOSED:
-                calls.append(ParseError(message=f"the call is not closed by {self.close_tag}"))
-            else:
-                calls.append(parse_call(text[body : end.position]))
             if end.kind is _IN_STRING:
-                return ParsedTurn(calls=tuple(calls), is_open=_is_cut_in_string(text[body:]))
+                return _with_open_string(calls, text[body:])
+            closed = end.kind is _CLOSED
+            calls.append(parse_call(text[body : end.position]) if closed else _NOT_CLOSED)
             start = text.find(self.open_tag, end.position)
         return ParsedTurn(calls=tuple(calls))
 
 
 _CLOSED, _UNCLOSED, _IN_STRING = "closed", "unclosed", "in string"
+_NOT_CLOSED = ParseError(message=f"the call is not closed by {HermesFormat.close_tag}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +124,18 @@ def _end_of_string(text: str, position: int) -> int | None:
     return None
 
 
-def _is_cut_in_string(text: str) -> bool:
-    """Is this good JSON up to an unclosed string? A missing quote further left makes all later quotes look swapped; then the call
-    is malformed as it stands, and going on would not mend it."""
+def _with_open_string(calls: list[ToolCall | ParseError], body: str) -> ParsedTurn:
+    """The turn ends inside a string. Where the JSON is good so far, the turn should go on. Where it is not, a quote is missing
+    further left and all later ones look swapped: the call is malformed as it stands, and going on would not mend it."""
+    if _is_cut_in_string(body):
+        return ParsedTurn(calls=(*calls, _NOT_CLOSED), is_open=True)
+    head, closed, _ = body.partition(HermesFormat.close_tag)
+    return ParsedTurn(calls=(*calls, parse_call(head) if closed else _NOT_CLOSED))
+
+
+def _is_cut_in_string(body: str) -> bool:
     try:
-        json.loads(text)
+        json.loads(body)
     except json.JSONDecodeError as error:
         return error.msg.startswith("Unterminated string")
     except (RecursionError, ValueError):

@@ -1,0 +1,81 @@
+"""From a scored trajectory to the columns and tags of its row in the TransferQueue.
+
+Place: session -> [rows] -> transfer_queue. Names, dtypes and axes are those of `asyncrl.fields`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from asyncrl.agents.loop import AgentLoopOutput
+from asyncrl.keys import TrajectoryKey
+from asyncrl.ports import Json, Prompt
+from asyncrl.protocol.batch_meta import Tag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """All trajectories of a session: keys, columns (one value a key) and tags."""
+
+    keys: list[str]
+    fields: dict[str, list[Json]]
+    tags: list[Tag]
+
+
+def rows_of(prompt: Prompt, session_id: int, outputs: Sequence[AgentLoopOutput], *, version: int) -> Rows:
+    """`version`: the weights' when the session was dispatched. Every output has a reward and a policy token."""
+    columns = [_columns(prompt, session_id, output) for output in outputs]
+    return Rows(
+        keys=[str(TrajectoryKey(uid=prompt.uid, session_id=session_id, index=index)) for index in range(len(outputs))],
+        fields={name: [row[name] for row in columns] for name in columns[0]},
+        tags=[trajectory_tag(output, version=version) for output in outputs],
+    )
+
+
+def _columns(prompt: Prompt, session_id: int, output: AgentLoopOutput) -> dict[str, Json]:
+    assert output.reward_score is not None
+    mask = torch.tensor(output.response_mask, dtype=torch.bool)
+    ids = torch.tensor(output.prompt_ids + output.response_ids, dtype=torch.int64)
+    return {
+        "prompts": ids[: len(output.prompt_ids)],
+        "responses": ids[len(output.prompt_ids) :],
+        "input_ids": ids,
+        "position_ids": torch.arange(len(ids)),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "rollout_log_probs": torch.tensor(output.response_logprobs, dtype=torch.float32),
+        "token_versions": torch.tensor(output.token_versions, dtype=torch.int32),
+        "rm_scores": score_on_last_policy_token(output.response_mask, output.reward_score),
+        "reward_score": torch.tensor(output.reward_score, dtype=torch.float32),
+        "session_id": torch.tensor(session_id),
+        "num_turns": torch.tensor(output.num_turns),
+        "uid": prompt.uid,
+        "data_source": prompt.data_source,
+        "raw_prompt": prompt.messages,
+        "extra_fields": output.extra_fields,
+    }
+
+
+def score_on_last_policy_token(mask: Sequence[int], score: float) -> torch.Tensor:
+    """float32 [R]: zeros, and the score where the policy spoke last, never on an observation. mask: 1 on policy tokens."""
+    scores = torch.zeros(len(mask), dtype=torch.float32)
+    scores[len(mask) - 1 - list(reversed(mask)).index(1)] = score
+    return scores
+
+
+def trajectory_tag(output: AgentLoopOutput, *, version: int) -> Tag:
+    """Cheap metadata of a row; `version` stands in for the oldest and newest version where no policy token has one."""
+    versions = [sampled for sampled, mask in zip(output.token_versions, output.response_mask, strict=True) if mask]
+    prompt_len, response_len = len(output.prompt_ids), len(output.response_ids)
+    return {
+        "status": "finished",
+        "global_steps": version,
+        "prompt_len": prompt_len,
+        "response_len": response_len,
+        "seq_len": prompt_len + response_len,
+        "policy_len": output.policy_len,
+        "min_global_steps": min(versions, default=version),
+        "max_global_steps": max(versions, default=version),
+        "is_padding": False,
+    }

@@ -1,0 +1,179 @@
+"""GroupRunner: runs every session of every admitted prompt as tasks, and writes their trajectories and the group's status.
+
+Place: trainer.admit -> [GroupRunner.start] -> TransferQueue (rows, tags) -> replay. It owns all session tasks, nothing after them.
+
+Invariants:
+1. A group's prompt tag moves pending -> running -> finished | failure, and is terminal only when all its sessions have settled: no
+   sibling writes afterwards.
+2. A group is `finished` only if every session has written its trajectories; one failed session makes it `failure`, with the reason
+   in its tag. The other sessions still run to their end.
+3. Every started group becomes terminal, whatever is raised or cancelled inside it, as long as the runner is open.
+4. A session writes under its own lease, which is closed when it settles.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from asyncrl.agents.chat_template import ChatTemplate
+from asyncrl.agents.rows import rows_of
+from asyncrl.agents.session import SessionFailure, SessionParts, failure_of, run_session, session_parts
+from asyncrl.agents.tool_runner import ToolRunner
+from asyncrl.config import TrainRun
+from asyncrl.errors import AsyncRLError, ModelError, StaleLeaseError
+from asyncrl.keys import TRAIN, GroupLease, SessionLease
+from asyncrl.ports import FailureClass, Prompt, RewardScorer, RolloutEngine, SamplingParams, World
+from asyncrl.protocol.batch_meta import TagValue
+from asyncrl.tools import Tool
+from asyncrl.transfer_queue import TransferQueue
+
+
+class GroupRunner:
+    """An async context manager; leaving it cancels the groups in flight."""
+
+    def __init__(
+        self,
+        queue: TransferQueue,
+        engine: RolloutEngine,
+        scorer: RewardScorer,
+        template: ChatTemplate,
+        tools: Mapping[str, Tool],
+        run: TrainRun,
+        world: World,
+        *,
+        partition_id: str = TRAIN,
+        sampling: SamplingParams | None = None,
+        group_size: int = 0,
+        incarnation: int = 0,
+    ) -> None:
+        """`sampling` None and `group_size` 0: those of training. Raises ConfigError for an unknown agent loop or tool format."""
+        self._queue = queue
+        self._world = world
+        self._tools = ToolRunner(tools, run.agent, world)
+        self._parts: SessionParts = session_parts(
+            run, engine=engine, scorer=scorer, template=template, tools=self._tools, world=world, sampling=sampling
+        )
+        self._partition_id = partition_id
+        self._group_size = group_size or run.rollout.n
+        self._incarnation = incarnation
+        limit = run.agent.max_concurrent_sessions
+        self._places = asyncio.Semaphore(limit) if limit else None
+        self._group_tasks: set[asyncio.Task[None]] = set()
+        self._owner = asyncio.TaskGroup()
+        self._stack = AsyncExitStack()
+        self._is_closing = False
+        self._counts: Counter[str] = Counter()
+
+    # --- life -------------------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self._world.offload(self._parts.template.codec.prepare)
+        await self._stack.enter_async_context(self._tools)
+        await self._owner.__aenter__()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._is_closing = True
+        for task in self._group_tasks:
+            task.cancel()
+        try:
+            await self._owner.__aexit__(kind, error, trace)
+        finally:
+            await self._stack.aclose()
+
+    def start(self, prompt: Prompt) -> None:
+        """Begin a group and return at once. What the store refuses of a group's own tag ends the runner with that error."""
+        task = self._owner.create_task(self._run_group(prompt), name=f"group {prompt.uid}")
+        self._group_tasks.add(task)
+        task.add_done_callback(self._group_tasks.discard)
+
+    async def join(self) -> None:
+        """Wait until every started group is terminal; bounded by the sessions' deadlines."""
+        while self._group_tasks:
+            await asyncio.wait(self._group_tasks)
+
+    def stats(self) -> dict[str, float]:
+        """Groups and sessions by state so far, those in flight, and the tools' counters."""
+        counts = {f"agents/{name}": float(count) for name, count in self._counts.items()}
+        return counts | {"agents/groups_in_flight": float(len(self._group_tasks))} | self._tools.stats()
+
+    # --- one group --------------------------------------------------------------------------------------------------------------
+
+    async def _run_group(self, prompt: Prompt) -> None:
+        lease = GroupLease(uid=prompt.uid, incarnation=self._incarnation)
+        await self._queue.open_lease(lease)
+        try:
+            await self._tag(lease, status="pending", is_prompt=True, global_steps=prompt.global_steps)
+            failure = await self._run_sessions(prompt, lease)
+            await self._settle(lease, failure)
+        except asyncio.CancelledError as error:
+            if not self._is_closing:  # nobody who may end a group has: it must not stay `running` for ever
+                await self._settle(lease, failure_of(error, "the group was cancelled from inside"))
+            raise
+        finally:
+            await self._queue.close_lease(lease)
+
+    async def _run_sessions(self, prompt: Prompt, lease: GroupLease) -> SessionFailure | None:
+        """Run all sessions to their end; returns the first failure in the order of the sessions."""
+        try:
+            prompt_ids = tuple(self._parts.template.prompt_ids(prompt.messages))
+        except ModelError as error:
+            return failure_of(error)
+        async with asyncio.TaskGroup() as siblings:
+            tasks = [
+                siblings.create_task(self._run_session(prompt, number, prompt_ids, lease), name=f"session {prompt.uid}_{number}")
+                for number in range(self._group_size)
+            ]
+        return next(filter(None, map(_failure_in, tasks)), None)
+
+    async def _settle(self, lease: GroupLease, failure: SessionFailure | None) -> None:
+        status = "finished" if failure is None else "failure"
+        try:
+            await self._tag(lease, status=status, **({} if failure is None else {"failure": str(failure)}))
+        except StaleLeaseError:  # the group was dropped meanwhile: its keys are gone, and nobody waits for it
+            status = "dropped"
+        self._counts[f"groups_{status}"] += 1
+
+    async def _tag(self, lease: GroupLease, **tag: TagValue) -> None:
+        await self._queue.kv_put(lease.uid, partition_id=self._partition_id, lease=lease, tag=tag)
+
+    # --- one session ------------------------------------------------------------------------------------------------------------
+
+    async def _run_session(
+        self, prompt: Prompt, session_id: int, prompt_ids: tuple[int, ...], group: GroupLease
+    ) -> SessionFailure | None:
+        lease = SessionLease(uid=prompt.uid, session_id=session_id, incarnation=self._incarnation)
+        async with AsyncExitStack() as place:
+            if self._places is not None:
+                await place.enter_async_context(self._places)  # bounded: each holder has a deadline
+            try:
+                failure = await self._run_and_write(prompt, lease, prompt_ids, group)
+            except AsyncRLError as error:  # the store refused: this session has no rows, or not all
+                failure = failure_of(error)
+            finally:
+                await self._queue.close_lease(lease)
+        self._counts["sessions_failed" if failure else "sessions_finished"] += 1
+        return failure
+
+    async def _run_and_write(
+        self, prompt: Prompt, lease: SessionLease, prompt_ids: tuple[int, ...], group: GroupLease
+    ) -> SessionFailure | None:
+        if lease.session_id == 0:
+            await self._tag(group, status="running")
+        await self._queue.open_lease(lease)
+        version = self._parts.engine.version
+        result = await run_session(prompt, lease.session_id, self._parts, prompt_ids=prompt_ids)
+        if result.failure is not None:
+            return result.failure
+        rows = rows_of(prompt, lease.session_id, result.outputs, version=version)
+        await self._queue.kv_batch_put(rows.keys, partition_id=self._partition_id, lease=lease, fields=rows.fields, tags=rows.tags)
+        return None
+
+
+def _failure_in(task: asyncio.Task[SessionFailure | None]) -> SessionFailure | None:
+    if task.cancelled():
+        return SessionFailure(kind=FailureClass.INFRA, error="CancelledError", message="the session was cancelled from inside")
+    return task.result()

@@ -1,0 +1,216 @@
+"""run_session: one session from prompt to scored trajectories, or to a failure with its class. Writes nothing anywhere.
+
+Place: runner, evaluation -> [session] -> AgentLoop, RewardScorer. The deadline of the session covers its turns, tools and reward.
+
+Invariants:
+1. It ends within `agent.timeout_s`, with outputs that all have a reward, or with a failure; never with an invented reward.
+2. A cancellation that nobody asked for (a tool or client that raises CancelledError) is a failure; one that was asked for goes on.
+"""
+
+import asyncio
+import traceback
+from dataclasses import dataclass, replace
+
+from asyncrl.agents.chat_template import ChatTemplate
+from asyncrl.agents.loop import AgentLoop, AgentLoopOutput, SessionContext, load_agent_loop
+from asyncrl.agents.tool_calls import ToolCallFormat, tool_call_format
+from asyncrl.agents.tool_runner import ToolRunner
+from asyncrl.config import TrainRun
+from asyncrl.errors import DeadlineError, EngineError, FieldError, PromptTooLongError
+from asyncrl.ports import (
+    FailureClass,
+    Prompt,
+    RewardRequest,
+    RewardScorer,
+    RolloutEngine,
+    SamplingParams,
+    World,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFailure:
+    """Why a session failed: whose fault, the error's class, its message, and where it was raised."""
+
+    kind: FailureClass
+    error: str
+    message: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.error} ({self.kind}): {self.message}{f' [{self.where}]' if self.where else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionResult:
+    """Scored trajectories, or a failure; never both and never neither."""
+
+    session_id: int
+    outputs: tuple[AgentLoopOutput, ...] = ()
+    failure: SessionFailure | None = None
+
+    def __post_init__(self) -> None:
+        assert bool(self.outputs) != (self.failure is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionParts:
+    """What all sessions of a run, or of an evaluation, share."""
+
+    loop: AgentLoop
+    engine: RolloutEngine
+    scorer: RewardScorer
+    template: ChatTemplate
+    tools: ToolRunner
+    tool_format: ToolCallFormat
+    sampling: SamplingParams
+    run: TrainRun
+    world: World
+
+    def context(self, session_id: int, prompt_ids: tuple[int, ...]) -> SessionContext:
+        return SessionContext(
+            session_id=session_id,
+            engine=self.engine,
+            template=self.template,
+            tools=self.tools,
+            tool_format=self.tool_format,
+            world=self.world,
+            agent=self.run.agent,
+            sampling=self.sampling,
+            max_response_length=self.run.data.max_response_length,
+            request_timeout_s=self.run.rollout.request_timeout_s,
+            prompt_ids=prompt_ids,
+        )
+
+
+def session_parts(
+    run: TrainRun,
+    *,
+    engine: RolloutEngine,
+    scorer: RewardScorer,
+    template: ChatTemplate,
+    tools: ToolRunner,
+    world: World,
+    sampling: SamplingParams | None = None,
+) -> SessionParts:
+    """The shared parts by configuration. `sampling` None: that of training. Raises ConfigError for an unknown loop or format."""
+    rollout = run.rollout
+    trained = SamplingParams(temperature=rollout.temperature, top_k=rollout.top_k, top_p=rollout.top_p)
+    return SessionParts(
+        loop=load_agent_loop(run.agent.name),
+        engine=engine,
+        scorer=scorer,
+        template=template,
+        tools=tools,
+        tool_format=tool_call_format(run.agent.tool_format),
+        sampling=sampling or trained,
+        run=run,
+        world=world,
+    )
+
+
+async def run_session(
+    prompt: Prompt, session_id: int, parts: SessionParts, *, prompt_ids: tuple[int, ...] | None = None
+) -> SessionResult:
+    """Run and score one session. `prompt_ids`: the rendered prompt, when the caller has it already.
+
+    Raises CancelledError only when its task was asked to end; everything else is in the result.
+    """
+    timeout_s = parts.run.agent.timeout_s
+    deadline = asyncio.timeout(timeout_s)
+    try:
+        async with deadline:
+            outputs = await _run(prompt, session_id, parts, prompt_ids)
+    except asyncio.CancelledError as error:
+        if _is_asked_to_end():
+            raise
+        return _failed(session_id, error, "cancelled from inside")
+    except TimeoutError as error:
+        if not deadline.expired():
+            return _failed(session_id, error)
+        late = DeadlineError(f"session {prompt.uid}_{session_id} took longer than agent.timeout_s = {timeout_s:g} s")
+        return _failed(session_id, late)
+    except Exception as error:  # whatever it is, it costs this session and is told by its class
+        return _failed(session_id, error)
+    return SessionResult(session_id=session_id, outputs=outputs)
+
+
+def _is_asked_to_end() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _run(
+    prompt: Prompt, session_id: int, parts: SessionParts, prompt_ids: tuple[int, ...] | None
+) -> tuple[AgentLoopOutput, ...]:
+    ids = tuple(parts.template.prompt_ids(prompt.messages)) if prompt_ids is None else prompt_ids
+    outputs = await parts.loop.run(prompt, parts.context(session_id, ids))
+    if not outputs:
+        raise EmptySessionError(f"agent loop {parts.run.agent.name!r} gave no trajectory")
+    for output in outputs:
+        check_output(output)
+    return tuple([await _scored(output, prompt, parts.scorer) for output in outputs])
+
+
+class EmptySessionError(EngineError):
+    """A session without a single sampled token: nothing to score, nothing to train on."""
+
+
+def check_output(output: AgentLoopOutput) -> None:
+    """Columns of one length, at least one sampled token. Raises FieldError or EmptySessionError."""
+    lengths = {
+        "response_ids": len(output.response_ids),
+        "response_mask": len(output.response_mask),
+        "response_logprobs": len(output.response_logprobs),
+        "token_versions": len(output.token_versions),
+    }
+    if len(set(lengths.values())) != 1:
+        raise FieldError(f"columns of a trajectory differ in length: {lengths}")
+    if not output.policy_len:
+        raise EmptySessionError("the policy sampled no token")
+
+
+async def _scored(output: AgentLoopOutput, prompt: Prompt, scorer: RewardScorer) -> AgentLoopOutput:
+    if output.reward_score is not None:
+        return output
+    result = await scorer.score(reward_request(output, prompt))
+    return replace(output, reward_score=result.score, extra_fields={**output.extra_fields, "reward_extra_info": result.extra})
+
+
+def reward_request(output: AgentLoopOutput, prompt: Prompt) -> RewardRequest:
+    """What the reward function sees of a trajectory."""
+    told = output.extra_fields
+    extra = {
+        **prompt.extra_info,
+        "num_turns": output.num_turns,
+        "num_tool_calls": told.get("num_tool_calls", 0),
+        "messages": [*prompt.messages, *told.get("messages", ())],
+    }
+    return RewardRequest(
+        data_source=prompt.data_source,
+        solution_str=output.last_assistant_text,
+        ground_truth=prompt.ground_truth,
+        extra_info=extra,
+    )
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------------------
+
+
+def _failed(session_id: int, error: BaseException, message: str = "") -> SessionResult:
+    return SessionResult(session_id=session_id, failure=failure_of(error, message))
+
+
+def failure_of(error: BaseException, message: str = "") -> SessionFailure:
+    """Class, name and message of an error; of a group of errors, of its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    kind = FailureClass.MODEL if isinstance(error, (PromptTooLongError, EmptySessionError)) else FailureClass.INFRA
+    text = message or " ".join(str(error).split()) or type(error).__name__
+    return SessionFailure(kind=kind, error=type(error).__name__, message=text, where=_place(error))
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the innermost frame, without the folder."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""

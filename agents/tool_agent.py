@@ -1,0 +1,154 @@
+"""tool_agent: turns and tool calls until the policy answers or a budget ends.
+
+Place: an AgentLoop: sample a turn -> parse -> run its calls -> render the answers -> next turn.
+
+Invariants:
+1. A turn stops where its call ends (or, with parallel calls, where it would write a tool's answer itself): text that the model
+   writes as if it were the tool is never taken for the tool's.
+2. A tool's answer is committed whole or not at all, and only where a further token can be sampled after it.
+3. Budgets are separate: tokens a turn, tokens a trajectory, turns, tool calls, malformed calls; seconds belong to the session.
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+from asyncrl.agents.loop import AgentLoopOutput, SessionContext, StopCause, output_of
+from asyncrl.agents.single_turn import out_of_room, turn_budget, why_ended
+from asyncrl.agents.token_builder import TokenBuilder
+from asyncrl.agents.tool_calls import ParsedTurn, ParseError, ToolCall
+from asyncrl.agents.tool_runner import Outcome
+from asyncrl.ports import Generation, Json, Messages, Prompt, StopReason
+
+MAX_CONTINUATIONS = 8
+"""Times that one turn goes on after a close tag inside an argument; each costs a generate call, and a page of them is babble."""
+LONG_ANSWER_CHARS = 4096
+"""Above this many characters the answers of a turn are tokenised off the loop (about 1 ms on it)."""
+
+
+class ToolAgent:
+    """The loop; what one session remembers is in `_Session`."""
+
+    async def run(self, prompt: Prompt, context: SessionContext) -> list[AgentLoopOutput]:
+        session = _Session(prompt=prompt, context=context, builder=context.new_builder())
+        stop = None
+        while stop is None:
+            stop = await session.take_turn()
+        return [session.output(stop)]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    prompt: Prompt
+    context: SessionContext
+    builder: TokenBuilder
+    messages: Messages = field(default_factory=list)
+    num_turns: int = 0
+    num_tool_calls: int = 0
+    num_parse_errors: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    async def take_turn(self) -> StopCause | None:
+        """One turn and the answers to its calls. Returns why the session ends, None when it goes on."""
+        parsed, generation = await self._sample()
+        calls = parsed.calls if self.context.agent.parallel_tool_calls else parsed.calls[:1]
+        if not calls:
+            return why_ended(generation.stop_reason, self.context, self.builder)
+        if self.num_turns >= self.context.agent.max_turns:
+            return StopCause.MAX_TURNS
+        if self.context.room(self.builder) <= 1:
+            return out_of_room(self.context, self.builder)
+        self.num_parse_errors += sum(isinstance(call, ParseError) for call in calls)
+        if self.num_parse_errors > self.context.agent.max_parse_errors:
+            return StopCause.MAX_PARSE_ERRORS
+        return await self._commit(await self._answer_all(calls))
+
+    # --- a turn -----------------------------------------------------------------------------------------------------------------
+
+    async def _sample(self) -> tuple[ParsedTurn, Generation]:
+        """Sample a turn; where it stopped at a close tag that belongs to an argument, go on in the same turn."""
+        ids: list[int] = []
+        budget = turn_budget(self.context, self.builder)
+        stop_ids, stop_strings = self._stops()
+        for _ in range(1 + MAX_CONTINUATIONS):
+            generation = await self.context.generate(
+                self.prompt,
+                self.builder,
+                turn=self.num_turns,
+                position=len(ids),
+                max_tokens=budget - len(ids),
+                stop_token_ids=stop_ids,
+                stop_strings=stop_strings,
+            )
+            ids += generation.token_ids
+            parsed = self.context.tool_format.parse(self.context.template.decode_turn(ids))
+            if not (parsed.is_open and self._can_go_on(generation, budget - len(ids))):
+                break
+        self.num_turns += 1
+        self.messages.append({"role": "assistant", "content": self.context.template.decode(ids, skip_special=True)})
+        return parsed, generation
+
+    def _can_go_on(self, generation: Generation, room: int) -> bool:
+        ended = not generation.token_ids or generation.token_ids[-1] in self.context.template.stop_token_ids
+        return generation.stop_reason is StopReason.STOP and not ended and room > 0
+
+    def _stops(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """The tag as a stop token where it is one token of the model's, as a stop string otherwise."""
+        parallel = self.context.agent.parallel_tool_calls
+        tag = self.context.tool_format.response_tag if parallel else self.context.tool_format.close_tag
+        token = self.context.template.codec.token_id(tag)
+        ends = self.context.template.stop_token_ids
+        return (ends, (tag,)) if token is None else ((*ends, token), ())
+
+    # --- its calls --------------------------------------------------------------------------------------------------------------
+
+    async def _answer_all(self, calls: tuple[ToolCall | ParseError, ...]) -> Messages:
+        """Answers in the order of the calls, which run at the same time."""
+        left = max(0, self.context.agent.max_tool_calls - self.num_tool_calls)
+        places: dict[int, int] = {}
+        for place, call in enumerate(calls):
+            if isinstance(call, ToolCall):
+                places[place] = len(places)
+        self.num_tool_calls += min(left, len(places))
+        async with asyncio.TaskGroup() as together:
+            tasks = [
+                together.create_task(self._answer(call, allowed=places.get(place, 0) < left)) for place, call in enumerate(calls)
+            ]
+        # A task that was cancelled from inside raises here; the group itself passes over it.
+        return [task.result() for task in tasks]
+
+    async def _answer(self, call: ToolCall | ParseError, *, allowed: bool) -> dict[str, Json]:
+        if isinstance(call, ParseError):
+            return {"role": "tool", "content": f"error: {call.message}"}
+        if not allowed:
+            limit = self.context.agent.max_tool_calls
+            return {"role": "tool", "name": call.name, "content": f"error: no more than {limit} tool calls; answer now"}
+        answer = await self.context.tools.run(call, self.prompt.tools_kwargs)
+        self.outcomes[answer.outcome] += 1
+        return {"role": "tool", "name": call.name, "content": answer.text}
+
+    async def _commit(self, answers: Messages) -> StopCause | None:
+        ids = await self._environment_ids(answers)
+        if self.builder.environment_cost(ids) >= self.context.room(self.builder):
+            return StopCause.RESULT_TOO_LONG
+        self.builder.add_environment(ids)
+        self.messages += answers
+        return None
+
+    async def _environment_ids(self, answers: Messages) -> list[int]:
+        render = self.context.template.environment_ids
+        if sum(len(answer["content"]) for answer in answers) > LONG_ANSWER_CHARS:
+            return await self.context.world.offload(render, answers, pool="files")
+        return render(answers)
+
+    def output(self, stop: StopCause) -> AgentLoopOutput:
+        return output_of(
+            self.builder,
+            num_turns=self.num_turns,
+            stop=stop,
+            messages=self.messages,
+            num_tool_calls=self.num_tool_calls,
+            used_tool=self.outcomes[Outcome.OK] > 0,
+            num_parse_errors=self.num_parse_errors,
+            tool_outcomes=dict(self.outcomes),
+        )
