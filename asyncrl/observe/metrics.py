@@ -1,0 +1,109 @@
+"""metrics.jsonl: one JSON object a line, appended and flushed at each step; and reading it back.
+
+trainer -> [MetricsLog] -> metrics.jsonl, TensorBoard events -> curve
+
+A line is `{"step": 12, "wall_time": 1764460000.0, "critic/score/mean": 0.53, ...}`. A number that is not finite is written as null,
+because standard JSON knows no NaN and one such line would make the file unreadable for other programs; TensorBoard gets the number.
+A resumed run appends: read back, the last value of each key of a step wins.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from asyncrl.errors import DataError
+from asyncrl.observe.events import EventWriter
+from asyncrl.observe.run_folder import RunFolder
+from asyncrl.ports import Json
+
+_OWN_KEYS = ("step", "wall_time")
+
+
+class MetricsLog:
+    """Appends to the run folder's metrics.jsonl and, if asked, to its TensorBoard events. One writer a folder.
+
+    Opening cuts off a last line that a killed run left unfinished. A context manager. Blocking: call it through `world.offload`.
+    """
+
+    def __init__(self, folder: RunFolder, *, tensorboard: bool = False, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        _cut_unfinished_line(folder.metrics)
+        self._file = folder.metrics.open("a", encoding="utf-8")
+        self._events = EventWriter(folder.tensorboard, started=clock()) if tensorboard else None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one line. Raises TypeError for a value that is not a number, ValueError for the keys `step` and `wall_time`."""
+        for own in _OWN_KEYS:
+            if own in metrics:
+                raise ValueError(f"a metric cannot be called {own!r}: the log writes that itself")
+        now = self._clock()
+        numbers = {name: _number(name, value) for name, value in metrics.items()}
+        line = {"step": step, "wall_time": now, **{name: _finite_or_none(value) for name, value in numbers.items()}}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+        if self._events:
+            self._events.write(step, now, numbers)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._events:
+            self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _number(name: str, value: object) -> int | float:
+    if isinstance(value, int):
+        return int(value)
+    try:
+        return float(value)  # type: ignore[arg-type]  # numpy's and torch's scalars say so themselves
+    except (TypeError, ValueError):
+        raise TypeError(f"metric {name!r} is {value!r}, not a number") from None
+
+
+def _finite_or_none(value: int | float) -> int | float | None:
+    return value if math.isfinite(value) else None
+
+
+def _cut_unfinished_line(path: Path) -> None:
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        os.truncate(path, end)
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Json]]:
+    """One dict a step, by rising step; lines of one step are merged, the last value of a key wins. None: was not finite.
+
+    A last line without its end is left out: it is being written. Raises DataError that names file and line.
+    """
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    steps: dict[int, dict[str, Json]] = {}
+    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), start=1):
+        row = _parse(line, f"{path}:{number}")
+        steps.setdefault(row["step"], {}).update(row)
+    return [steps[step] for step in sorted(steps)]
+
+
+def _parse(line: bytes, where: str) -> dict[str, Json]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON: {error}") from error
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        raise DataError(f"{where}: not an object with a whole number 'step'")
+    return row

@@ -1,0 +1,134 @@
+"""The folder of a run: `<default_local_dir>/<experiment_name>`, the second run of a name `-2`, and so on. Nothing is overwritten.
+
+trainer.experiment_name -> [run folder] -> metrics, trajectories, configuration, curve, checkpoints, export
+"""
+
+import itertools
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+from pydantic import BaseModel
+
+from asyncrl.errors import CheckpointError, ConfigError
+
+_MAX_NAME = 200
+"""Bytes of a name: file systems stop at 255, and `-2` and the like follow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """Where everything of a run lies."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard events."""
+        return self.path / "tensorboard"
+
+    @property
+    def trajectories(self) -> Path:
+        """Folder of sampled trajectories, a text file a step."""
+        return self.path / "trajectories"
+
+    @property
+    def curve(self) -> Path:
+        return self.path / "curve.png"
+
+    @property
+    def reward_log(self) -> Path:
+        """What reward functions print."""
+        return self.path / "reward.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def export(self) -> Path:
+        """The trained model as a Hugging Face directory."""
+        return self.path / "hf"
+
+    def write_config(self, run: BaseModel) -> None:
+        """Write the resolved configuration; it loads again as the configuration of a run."""
+        self.config.write_text(tomli_w.dumps(run.model_dump(mode="json")), encoding="utf-8")
+
+
+def create_run_folder(default_local_dir: str | Path, experiment_name: str) -> RunFolder:
+    """A new, empty folder: `<name>`, else `<name>-2`, `<name>-3` ... Two runs that start at once get two folders.
+
+    Raises ConfigError when the name cannot be a folder's, or the folder cannot be made.
+    """
+    check_experiment_name(experiment_name)
+    root = Path(default_local_dir)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            path = root / _numbered(experiment_name, number)
+            try:
+                path.mkdir()  # makes or fails in one step: whoever makes it, owns it
+            except FileExistsError:
+                continue
+            return RunFolder(path=path)
+    except OSError as error:
+        raise ConfigError(f"trainer.default_local_dir = {str(default_local_dir)!r}: no run folder can be made ({error})") from error
+    raise AssertionError("itertools.count ended")
+
+
+def check_experiment_name(name: str) -> None:
+    """Raises ConfigError when `name` is not one plain name of a folder."""
+    reason = (
+        "is empty" if not name.strip() else
+        "is not the name of a folder" if name in (".", "..") else
+        "has a path separator; the folder is trainer.default_local_dir" if "/" in name or "\\" in name else
+        "has a character that cannot be printed" if not name.isprintable() else
+        f"is longer than {_MAX_NAME} bytes" if len(name.encode()) > _MAX_NAME else
+        ""
+    )  # fmt: skip
+    if reason:
+        raise ConfigError(f"trainer.experiment_name = {name!r} {reason}")
+
+
+def open_run_folder(path: str | Path) -> RunFolder:
+    """An existing run's folder. Raises CheckpointError when there is none, or it is no run's."""
+    folder = RunFolder(path=Path(path))
+    if not folder.config.is_file():
+        raise CheckpointError(f"{folder.path}: not the folder of a run: it has no {folder.config.name}")
+    return folder
+
+
+def newest_run_folder(default_local_dir: str | Path, experiment_name: str) -> RunFolder:
+    """The folder of the last run of that name, for `--resume`. Raises CheckpointError when there is none."""
+    check_experiment_name(experiment_name)
+    root, newest = Path(default_local_dir), None
+    for number in itertools.count(1):
+        folder = RunFolder(path=root / _numbered(experiment_name, number))
+        if not folder.path.exists():
+            break
+        if _experiment_name(folder) == experiment_name:  # `a-2` may be the first run of a name `a-2`
+            newest = folder
+    if newest is None:
+        raise CheckpointError(f"there is no run {experiment_name!r} in {root} to resume")
+    return newest
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}-{number}"
+
+
+def _experiment_name(folder: RunFolder) -> object:
+    try:
+        return tomllib.loads(folder.config.read_text(encoding="utf-8")).get("trainer", {}).get("experiment_name")
+    except (OSError, ValueError):  # a run that ended before it had written its configuration has nothing to resume
+        return None
