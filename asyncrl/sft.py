@@ -11,25 +11,36 @@ Invariants:
 """
 
 import json
+import logging
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from asyncrl.agents.chat_template import ChatTemplate, load_chat_template
 from asyncrl.agents.token_builder import TokenBuilder
 from asyncrl.config import SFTConfig, SFTRun
 from asyncrl.dataset import SourceRow, check_messages, read_table
 from asyncrl.errors import DataError, ModelError
+from asyncrl.observe.metrics import MetricsLog
+from asyncrl.observe.run_folder import RunFolder, create_run_folder
 from asyncrl.ports import Generation, Json, Messages, StopReason, VersionSpan
+from asyncrl.stopping import Stop, on_signals
 from asyncrl.tools import load_tools
 from asyncrl.training.export import export_model
 from asyncrl.training.learner import Learner
 from asyncrl.training.microbatch import pack_micro_batches
 from asyncrl.training.token_batch import token_batch
-from asyncrl.world import derive_seed
+from asyncrl.world import RealWorld, derive_seed
+
+log = logging.getLogger(__name__)
 
 # --- conversations to ids ---------------------------------------------------------------------------------------------------------
 
@@ -123,7 +134,7 @@ def _encode_row(row: SourceRow, run: SFTRun, template: ChatTemplate) -> Conversa
         raise DataError(f"{row.place}: {key}: {error}") from error
     if len(conversation.input_ids) > run.sft.max_length:
         raise DataError(
-            f"{row.place}: {len(conversation.input_ids)} tokens, but sft.max_length = {run.sft.max_length}; shorten it or raise the limit"
+            f"{row.place}: {key} has {len(conversation.input_ids)} tokens, more than sft.max_length = {run.sft.max_length}"
         )
     return conversation
 
@@ -210,3 +221,79 @@ class WarmStart:
         """Write the model as a Hugging Face directory."""
         policy = self._learner.policy
         export_model(folder, self._learner.snapshot(0).tensors, policy.lm.config.to_json_string(), self._run.model)
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------------------
+
+
+async def run_sft(run: SFTRun, *, stop: Stop | None = None) -> Path:
+    """Train, and return the run's folder: config.toml, metrics.jsonl and the model in `hf`. Ctrl-C counts as `stop`.
+
+    Raises UserError for what is wrong with files, rows or model, NonFiniteGradientError when updates keep failing.
+    """
+    stop = stop or Stop()
+    async with RealWorld(run_seed=run.trainer.seed) as world:
+        with on_signals(stop):
+            warm_start = await world.offload(WarmStart, run, pool="model")
+            folder = await world.offload(_open_folder, run)
+            num_steps = await _learn(run, warm_start, folder, world, stop)
+            await world.offload(warm_start.export, folder.export, pool="model")
+    if num_steps < run.sft.total_steps:
+        log.warning("stopped after %d of %d steps; %s has the model so far", num_steps, run.sft.total_steps, folder.export)
+    return folder.path
+
+
+def _open_folder(run: SFTRun) -> RunFolder:
+    folder = create_run_folder(run.trainer.default_local_dir, run.trainer.experiment_name)
+    folder.write_config(run)
+    return folder
+
+
+async def _learn(run: SFTRun, warm_start: WarmStart, folder: RunFolder, world: RealWorld, stop: Stop) -> int:
+    """All steps, or those before a stop; returns how many."""
+    total = run.sft.total_steps
+    metrics = await world.offload(partial(MetricsLog, folder, tensorboard=run.trainer.tensorboard))
+    with LossBar(total) as bar:
+        try:
+            for step in range(1, total + 1):
+                if stop.is_requested:
+                    return step - 1
+                numbers = await world.offload(warm_start.step, pool="model")
+                await world.offload(metrics.log, step, numbers)
+                bar.step(step, numbers["sft/loss"])
+        finally:
+            await world.offload(metrics.close)
+    return total
+
+
+class LossBar:
+    """Progress for the eye, on stderr: a bar on a terminal, elsewhere a line at every twentieth of the way. A context manager."""
+
+    def __init__(self, total: int, *, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._total = total
+        self._bar = Progress(
+            TextColumn("warm start"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=self._console,
+            auto_refresh=False,  # drawn by nobody's thread
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=total)
+
+    def step(self, step: int, loss: float) -> None:
+        """A step is done."""
+        text = f"loss {loss:.3f}"
+        self._bar.update(self._task, completed=step, description=text, refresh=True)
+        if not self._console.is_terminal and (step * 20 // self._total != (step - 1) * 20 // self._total):
+            self._console.print(f"warm start step {step}/{self._total}  {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()

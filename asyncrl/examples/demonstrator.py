@@ -1,8 +1,8 @@
 """A deliberately noisy demonstrator for the warm start: it knows how to call the calculator, and mostly does not bother.
 
 problems -> [demonstrator] -> sft. What it teaches is the form of a call and the copying of operands, not when to call: in the last
-stage most conversations answer at once with a number near the right one and wrong. A policy that imitates it guesses when it decodes
-greedily and calls the tool in a part of its samples. Reinforcement learning has to find out that calling pays.
+stage most conversations answer at once, with a number near the right one and wrong. A policy that imitates it guesses when it
+decodes greedily and calls the tool in a part of its samples. Reinforcement learning has to find out that calling pays.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The quick start's policy: a Llama of about 190 thousand random weights, and a tokenizer trained on the demonstrator's transcripts.
+"""The quick start's policy: a Llama of 180 thousand random weights, and a tokenizer trained on the demonstrator's transcripts.
 
 problems, demonstrator -> [tiny_model] -> a Hugging Face directory -> sft. Nothing is downloaded. The tokenizer is a byte-level BPE:
 digits, signs and the question mark stand alone (so that operands are copied digit by digit and no merge crosses them), everything
@@ -16,6 +16,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from asyncrl.ports import Json, Messages
 
@@ -34,7 +35,7 @@ CONTEXT_LEN = 512
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
-def train_tokenizer(conversations: Iterable[Messages], tools: list[dict[str, Json]]) -> PreTrainedTokenizerFast:
+def train_tokenizer(conversations: Iterable[Messages], tools: list[Json]) -> PreTrainedTokenizerFast:
     """A tokenizer whose merges come from the conversations as the chat template renders them with `tools`."""
     template = CHAT_TEMPLATE.read_text(encoding="utf-8")
     bytes_only = _wrap(_byte_level(), template)
@@ -67,7 +68,7 @@ def _wrap(backend: Tokenizer, template: str) -> PreTrainedTokenizerFast:
     # Added after training: control tokens stay out of the model's own vocabulary, so plain text can never spell one.
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in TAGS])
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend,
         pad_token=PAD,
         eos_token=TURN_END,
@@ -81,7 +82,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCau
     """A random policy. Same seed, same weights; torch's global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(
+        return LlamaForCausalLM(  # type: ignore[no-untyped-call]
             LlamaConfig(
                 vocab_size=len(tokenizer),
                 hidden_size=64,
@@ -91,14 +92,19 @@ def build_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCau
                 num_key_value_heads=4,
                 max_position_embeddings=CONTEXT_LEN,
                 tie_word_embeddings=True,
-                pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
+                pad_token_id=_token_id(tokenizer, PAD),
                 bos_token_id=None,
-                eos_token_id=tokenizer.convert_tokens_to_ids(TURN_END),
+                eos_token_id=_token_id(tokenizer, TURN_END),
             )
         )
 
 
+def _token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    return int(tokenizer.get_vocab()[token])
+
+
 def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write a Hugging Face model directory."""
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # one shard of a megabyte
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

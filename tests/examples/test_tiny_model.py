@@ -1,16 +1,19 @@
 """The quick start's tokenizer and template: what the token builder and the tool agent rely on."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from asyncrl.agents.chat_template import ChatTemplate
 from asyncrl.config import ModelConfig
 from asyncrl.examples.tiny_model import SPECIAL, TAGS, build_model
 from asyncrl.model_files import check_model_files
-from asyncrl.ports import Messages
+
+if TYPE_CHECKING:
+    from asyncrl.ports import Messages
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+34"}}\n</tool_call>'
 
@@ -22,7 +25,7 @@ def test_the_folder_is_a_hugging_face_model(model_folder: Path) -> None:
 
 
 def test_same_seed_same_weights_and_the_global_generator_is_left_alone(model_folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model_folder)
     torch.manual_seed(5)
     state = torch.get_rng_state()
     first, second, other = (build_model(tokenizer, seed=seed).model.embed_tokens.weight for seed in (1, 1, 2))
