@@ -79,8 +79,12 @@ class GroupRunner:
         self._is_closing = True
         for task in self._group_tasks:
             task.cancel()
+        # An error of the body is the body's: it leaves as it is, not wrapped into a group. A cancellation may be the group's own.
+        cause = (kind, error, trace) if isinstance(error, asyncio.CancelledError) else (None, None, None)
         try:
-            await self._owner.__aexit__(kind, error, trace)
+            await self._owner.__aexit__(*cause)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         finally:
             await self._stack.aclose()
 

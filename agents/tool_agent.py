@@ -124,7 +124,7 @@ class _Session:
             limit = self.context.agent.max_tool_calls
             return {"role": "tool", "name": call.name, "content": f"error: no more than {limit} tool calls; answer now"}
         answer = await self.context.tools.run(call, self.prompt.tools_kwargs)
-        self.outcomes[answer.outcome] += 1
+        self.outcomes[str(answer.outcome)] += 1
         return {"role": "tool", "name": call.name, "content": answer.text}
 
     async def _commit(self, answers: Messages) -> StopCause | None:

@@ -1,7 +1,7 @@
 """ScriptedEngine: a RolloutEngine that answers with given token ids, for agent tests, demonstrations and the tool-loop benchmark.
 
-Place: it stands where `TorchEngine` stands, and keeps the same rules for stop tokens, budgets, versions and pausing. It has no model:
-the log-prob of every token is the given constant, and `publish` only takes the new version's number.
+Place: where `TorchEngine` stands, with the same rules for stop tokens, budgets, versions and pausing. It has no model: the log-prob
+of every token is the given constant, and `publish` only takes the new version's number.
 """
 
 import asyncio
