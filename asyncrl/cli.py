@@ -29,7 +29,9 @@ app = typer.Typer(
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run's configuration.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[section.key=value ...]", help="Values that replace those of the file, in TOML syntax.", show_default=False),
+    typer.Argument(
+        metavar="[section.key=value ...]", help="Values that replace those of the file, in TOML syntax.", show_default=False
+    ),
 ]
 
 
@@ -37,8 +39,12 @@ Overrides = Annotated[
 def train(
     config: ConfigFile,
     overrides: Overrides = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and the batch arithmetic, and stop.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest valid checkpoint of the newest run of this name.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved configuration and the batch arithmetic, and stop.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest valid checkpoint of the newest run of this name.")
+    ] = False,
 ) -> None:
     """Train by reinforcement learning."""
     run = load_run(TrainRun, config, overrides or [])
@@ -75,13 +81,20 @@ def sft(
 
 @app.command(name="eval")
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of a run, or a Hugging Face model directory.", show_default=False)],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A checkpoint of a run, or a Hugging Face model directory.", show_default=False)
+    ],
     file: Annotated[Path, typer.Argument(help="Rows to evaluate on: parquet, json or jsonl.", show_default=False)],
     config: Annotated[
         Path | None,
-        typer.Option(help="Configuration with the agent, its tools and the reward. Default: that of the checkpoint's run.", show_default=False),
+        typer.Option(
+            help="Configuration with the agent, its tools and the reward. Default: that of the checkpoint's run.",
+            show_default=False,
+        ),
     ] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="section.key=value", help="Values that replace those of the file.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="section.key=value", help="Values that replace those of the file.")
+    ] = None,
 ) -> None:
     """Evaluate any checkpoint on any file; prints one JSON object."""
     from asyncrl.preflight import check_eval

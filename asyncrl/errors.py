@@ -29,6 +29,7 @@ AsyncRLError
 ├── RewardError (RuntimeError)        a reward function raised, hung or returned nonsense: a failed session, never reward 0
 ├── DeadlineError (TimeoutError)      a wait ran into its deadline; the message names who waited for what
 ├── GroupsExhaustedError (RuntimeError) the feed ended before the batch was full
+├── EvaluationError (RuntimeError)    not one session of an evaluation came to an end
 └── NonFiniteGradientError (ArithmeticError) too many skipped updates in a row
 """
 
@@ -155,3 +156,7 @@ class GroupsExhaustedError(AsyncRLError, RuntimeError):
 
 class NonFiniteGradientError(AsyncRLError, ArithmeticError):
     """Too many updates in a row were skipped because their gradient was not finite."""
+
+
+class EvaluationError(AsyncRLError, RuntimeError):
+    """Every session of an evaluation failed: there is no number to report."""

@@ -9,7 +9,7 @@
 
 Who waits for whom:
   admit     consumes a place and a row; produces a running group; waits for admission; unblocked by publish, or by a dropped group
-  sample    consumes the oldest groups; produces keys and tags; waits until all are terminal; unblocked by the last session's settling
+  sample    consumes the oldest groups; produces keys and tags; waits until all are terminal; unblocked by the last session's end
   stages    consume columns, produce columns; wait for nothing but their compute
   publish   consumes a snapshot; produces version + 1; waits for the decode step in flight
 
@@ -26,21 +26,31 @@ from asyncrl.config import TrainRun
 from asyncrl.feed import Feed
 from asyncrl.keys import StepLease
 from asyncrl.observe.sight import Sight
+from asyncrl.observe.trajectories import Decode
 from asyncrl.ports import RolloutEngine, StepContext, World
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.stages.stage import Stage, StepScope, run_stage
+from asyncrl.stages.trajectory_texts import TEXT_FIELDS, trajectory_texts
 from asyncrl.stopping import Stop, StopRequested, until
 from asyncrl.training.actor import Actor
 from asyncrl.transfer_queue import TransferQueue
 
-Evaluate = Callable[[int], Awaitable[dict[str, float]]]
-"""Weight version -> `eval/*` numbers."""
+REDRAW_S = 0.2
+"""A redraw of the bar costs a millisecond; five a second are enough for the eye."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Border:
+    """Where a run can be taken up again: after `step` whole steps, with the feed at `cursor` and no group alive."""
+
+    step: int = 0
+    cursor: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class Trainer:
-    """The rooms of one run, already open, and the step it has reached. `fit` is the whole run."""
+    """The rooms of one run, already open, and the border it has reached. `fit` is the whole run."""
 
     run: TrainRun
     world: World
@@ -52,38 +62,53 @@ class Trainer:
     actor: Actor
     engine: RolloutEngine
     stages: tuple[Stage, ...]
-    evaluate: Evaluate | None
-    save: Callable[[int], Awaitable[None]]
+    evaluate: Callable[[], Awaitable[dict[str, float]]] | None
+    save: Callable[[Border], Awaitable[None]]
     sight: Sight
+    decode: Decode
     stop: Stop
     total_steps: int
-    step: int = 0
-    _saved_step: int = field(default=-1)
+    border: Border = field(default_factory=Border)
 
     async def fit(self) -> None:
-        """Train until the last step, the feed's end or a stop; leaves a checkpoint of the last border."""
-        self._saved_step = self.step
+        """Train until the last step or a stop; leaves a checkpoint of the last border."""
+        saved = self.border.step
         async with asyncio.TaskGroup() as background:
-            tasks = [background.create_task(self.replay.run()), background.create_task(self.admit())]
+            following = background.create_task(self.replay.run())
+            admitting = background.create_task(self.admit())
+            showing = background.create_task(self.show_groups())
             try:
-                await self._steps()
+                saved = await self._steps(admitting, saved)
             except StopRequested:
-                self.sight.say(f"stopping after step {self.step}")
+                self.sight.say(f"stopping after step {self.border.step}")
             finally:
-                for task in tasks:
+                for task in (admitting, showing, following):
                     task.cancel()
-        await self._save_border()
+        if saved != self.border.step:
+            await self.save(self.border)
 
-    async def _steps(self) -> None:
-        if self.step == 0 and self.run.trainer.val_before_train:
+    async def _steps(self, admitting: asyncio.Task[None], saved: int) -> int:
+        """All steps that are left; returns the step of the newest checkpoint."""
+        config = self.run.trainer
+        if self.border.step == 0 and config.val_before_train:
             await self._evaluate()
-        while self.step < self.total_steps:
-            await self.train_step(self.step + 1)
-        if self.run.trainer.test_freq == 0 or self.step % self.run.trainer.test_freq:
-            await self._evaluate()
+        while self.border.step < self.total_steps:
+            step = self.border.step + 1
+            batch = await self.train_step(step)
+            if config.save_freq and step % config.save_freq == 0:
+                await self.save(self.border)
+                saved = step
+            if step == self.total_steps:
+                admitting.cancel()
+            await self.publish(step)
+            num_tokens = sum(int(tag["seq_len"]) for tag in batch.tags)
+            await self.sight.end_step(step, self._counts(step), num_tokens=num_tokens)
+            if step == self.total_steps or (config.test_freq and step % config.test_freq == 0):
+                await self._evaluate()
+        return saved
 
     async def admit(self) -> None:
-        """Keep the admitted groups at the bound; ends with the feed."""
+        """Keep as many groups alive as the staleness bound allows; ends with the feed."""
         while True:
             await self.admission.wait_for_place()
             prompt = self.feed.take(self.engine.version)
@@ -93,48 +118,70 @@ class Trainer:
             self.admission.admit(prompt.uid)
             self.agents.start(prompt)
 
-    async def train_step(self, step: int) -> None:
-        """One step: sample, stages, retire, checkpoint when due, publish, evaluate when due."""
-        started = self.world.now()
-        async with until(self.stop):
-            batch = await self.replay.sample(step, self.run.data.train_batch_size)
-        sampled = self.world.now()
-        metrics = await self._run_stages(step, batch)
-        self.step = step
-        updated = self.world.now()
-        if self._is_due(self.run.trainer.save_freq):
-            await self._save_border()
-        if step < self.total_steps:
-            await self._publish(step)
-        timing = {"timing_s/gen": sampled - started, "timing_s/update": updated - sampled, "timing_s/step": self.world.now() - started}
-        await self.sight.step(step, batch, {**metrics, **timing}, self._counts())
-        if self._is_due(self.run.trainer.test_freq):
-            await self._evaluate()
+    async def show_groups(self) -> None:
+        """Keep the groups on the progress bar up to date, a few times a second at most."""
+        while self.sight.is_live:
+            await self.admission.changed.wait()
+            self.sight.groups(self.replay.counts())
+            await asyncio.sleep(REDRAW_S)
 
-    async def _run_stages(self, step: int, batch: KVBatchMeta) -> dict[str, float]:
-        """Run the stages under the step's lease and retire the batch; on failure its groups are sampleable again."""
-        lease = StepLease(step=step)
-        level = self.run.trainer.invariants
+    async def train_step(self, step: int) -> KVBatchMeta:
+        """Sample a batch, run the stages under the step's lease, retire it. On failure its groups are sampleable again."""
+        with self.sight.timing("gen"):
+            async with until(self.stop):
+                batch = await self.replay.sample(step, self.run.data.train_batch_size)
         scope = StepScope(
             queue=self.queue,
             world=self.world,
             batch=batch,
-            lease=lease,
+            lease=StepLease(step=step),
             context=StepContext(step=step, version=step - 1, seed=self.world.seed("step", step)),
-            check=level == "all" or (level == "sampled" and step % 10 == 1),
+            check=self._checks_invariants(step),
         )
-        metrics: dict[str, float] = {}
-        await self.queue.open_lease(lease)
-        done = False
+        await self.queue.open_lease(scope.lease)
         try:
             for stage in self.stages:
-                result = await run_stage(stage, scope)
-                metrics.update(result.metrics)
-            await self.sight.trajectories(step, batch, self.queue)
-            await self.queue.retire(batch.keys, partition_id=batch.partition_id, step=step, lease=lease)
-            done = True
+                with self.sight.timing(stage.name):
+                    self.sight.add(await run_stage(stage, scope))
+            await self._log_trajectories(step, batch)
+            await self.queue.retire(batch.keys, partition_id=batch.partition_id, step=step, lease=scope.lease)
+        except BaseException:
+            await self.replay.restore(step)
+            raise
         finally:
-            if not done:
-                await self.replay.restore(step)
-            await self.queue.close_lease(lease)
-        return metrics
+            await self.queue.close_lease(scope.lease)
+        self.border = Border(step=step, cursor=self.feed.cursor)
+        return batch
+
+    async def publish(self, version: int) -> None:
+        """Give the engine a snapshot of the weights; that frees the places of the groups they were trained on."""
+        with self.sight.timing("publish"):
+            snapshot = await self.world.offload(self.actor.snapshot, version, pool="model")
+            await self.engine.publish(version, snapshot)
+        self.admission.publish(version)
+
+    async def _evaluate(self) -> None:
+        if self.evaluate is None:
+            return
+        async with until(self.stop):
+            await self.sight.evaluation(self.border.step, await self.evaluate())
+
+    def _checks_invariants(self, step: int) -> bool:
+        level = self.run.trainer.invariants
+        return level == "all" or (level == "sampled" and step % 10 == 1)
+
+    async def _log_trajectories(self, step: int, batch: KVBatchMeta) -> None:
+        chosen = batch.select(range(min(self.run.trainer.log_trajectories, len(batch))))
+        if len(chosen):
+            columns = await self.queue.kv_batch_get(chosen.keys, partition_id=chosen.partition_id, fields=TEXT_FIELDS)
+            await self.sight.trajectories(step, trajectory_texts(chosen.keys, columns, self.decode))
+
+    def _counts(self, step: int) -> dict[str, float]:
+        self.admission.check_conservation()
+        return {
+            "training/global_step": float(step),
+            "training/epoch": self.feed.cursor / self.feed.num_rows,
+            **{f"groups/{name}": float(count) for name, count in self.replay.counts().items()},
+            **{f"engine/{name}": value for name, value in self.engine.stats().items()},
+            **{f"transfer_queue/{name}": value for name, value in self.queue.stats().items()},
+        }

@@ -39,7 +39,7 @@ def _reward_extras(extra_fields: Sequence[dict[str, Json]]) -> dict[str, float]:
     """`reward/<name>`: mean of each number that the reward function returned beside its score, over the rows that have it."""
     found: dict[str, list[float]] = {}
     for fields in extra_fields:
-        for name, value in fields.get("reward_extra", {}).items():
+        for name, value in fields.get("reward_extra_info", {}).items():
             if isinstance(value, bool | int | float):
                 found.setdefault(name, []).append(float(value))
     return {f"reward/{name}": sum(values) / len(values) for name, values in found.items()}

@@ -2,9 +2,8 @@
 
 replay.sample -> [stages] -> retire
 
-A stage is data plus a function: what it reads, what it writes, and `compute`, which sees only columns. The wrapper `run_stage` is the
-only code that touches the TransferQueue: it gets `reads` for the batch's keys, runs `compute` where its compute is, checks the result
-against the catalogue, puts `writes` under the step's lease, and reports the schema. The controller never keeps the payload. A get
+A stage is data plus a function: what it reads, what it writes, and `compute`, which sees only columns. The wrapper `run_stage` is
+the only code that touches the TransferQueue: it gets `reads` for the batch's keys, runs `compute`, checks the result the catalogue, puts `writes` under the step's lease, and reports the schema. The controller never keeps the payload. A get
 copies, so a stage that works in place cannot change the store.
 """
 
@@ -35,7 +34,7 @@ class StageOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One box of the way. `pool` names the world's thread pool that runs `compute`; empty: on the loop, for work under a millisecond."""
+    """One box of the way. `pool`: the world's thread pool that runs `compute`; empty: on the loop, for work under a millisecond."""
 
     name: str
     reads: frozenset[str]

@@ -1,0 +1,257 @@
+"""Opens the rooms of a run and hands them to the trainer, or to an evaluation. The one place where everything is wired.
+
+cli -> preflight -> [assembly] -> trainer
+"""
+
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from asyncrl.agents.chat_template import ChatTemplate, load_chat_template
+from asyncrl.agents.runner import GroupRunner
+from asyncrl.agents.session import SessionParts, session_parts
+from asyncrl.agents.tool_runner import ToolRunner
+from asyncrl.config import TrainRun
+from asyncrl.dataset import RLHFDataset
+from asyncrl.errors import CheckpointError
+from asyncrl.evaluation import eval_prompts, evaluate, modes_of
+from asyncrl.feed import Feed
+from asyncrl.observe.run_folder import RunFolder, create_run_folder, newest_run_folder
+from asyncrl.observe.sight import open_sight
+from asyncrl.ports import RewardScorer, SamplingParams, World
+from asyncrl.preflight import RunInputs, total_steps
+from asyncrl.replay import Admission, ReplayBuffer
+from asyncrl.rewards.scoring import open_scorer
+from asyncrl.rollout import TorchEngine
+from asyncrl.stages.advantage import advantage_stage
+from asyncrl.stages.batch_metrics import batch_metrics_stage
+from asyncrl.stages.old_log_prob import old_log_prob_stages
+from asyncrl.stages.ref_log_prob import ref_log_prob_stage
+from asyncrl.stages.stage import Stage
+from asyncrl.stages.update_actor import update_actor_stage
+from asyncrl.stopping import Stop, on_signals
+from asyncrl.tools import Tool, load_tools
+from asyncrl.trainer import Border, Trainer
+from asyncrl.training.actor import Actor, Reference
+from asyncrl.training.checkpoint import Checkpoint, newest_valid, save_checkpoint
+from asyncrl.training.export import export_model
+from asyncrl.training.model import load_model
+from asyncrl.transfer_queue import TransferQueue
+from asyncrl.world import RealWorld
+
+log = logging.getLogger(__name__)
+
+Evaluate = Callable[[], Awaitable[dict[str, float]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What sessions need, open: for training and for evaluation alike."""
+
+    engine: TorchEngine
+    scorer: RewardScorer
+    template: ChatTemplate
+    tools: dict[str, Tool]
+
+
+@asynccontextmanager
+async def open_rollout(run: TrainRun, world: World, *, folder: RunFolder | None = None) -> AsyncIterator[Rollout]:
+    """The engine on its own copy of the model, the scorer, the chat template and the tools."""
+    torch.set_num_threads(run.trainer.num_threads)
+    tools = load_tools(run.agent.tools)
+    template = await world.offload(load_chat_template, run.model, [tool.schema for tool in tools.values()])
+    model = await world.offload(load_model, run.model)
+    engine = TorchEngine(
+        model,
+        max_num_seqs=run.rollout.max_num_seqs,
+        context_len=run.max_model_len,
+        deterministic=run.rollout.deterministic,
+        decode=template.decode,
+    )
+    async with open_scorer(run.reward, world=world, log=folder.reward_log if folder else None) as scorer, engine:
+        yield Rollout(engine=engine, scorer=scorer, template=template, tools=tools)
+
+
+# --- training -------------------------------------------------------------------------------------------------------------------
+
+
+async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False) -> Path:
+    """A whole training run; returns its folder. SIGINT and SIGTERM end it at the next border with a checkpoint.
+
+    resume: go on from the newest valid checkpoint of the newest run of this name. Raises CheckpointError when there is none.
+    """
+    steps = total_steps(run, len(inputs.train_rows))
+    checkpoint = None
+    stop = Stop()
+    async with AsyncExitStack() as stack:
+        stack.enter_context(on_signals(stop))
+        world = await stack.enter_async_context(RealWorld(run_seed=run.trainer.seed))
+        if resume:
+            folder, checkpoint = await world.offload(_find_checkpoint, run)
+            log.info("resuming %s after step %d", folder.path, checkpoint.step)
+        else:
+            folder = await world.offload(_new_folder, run)
+        border = Border() if checkpoint is None else Border(step=checkpoint.step, cursor=int(checkpoint.trainer["cursor"]))
+        rollout = await stack.enter_async_context(open_rollout(run, world, folder=folder))
+        await world.offload(_drop_overlong, inputs, rollout.template, run)
+        actor = await world.offload(_open_actor, run, steps * run.updates_per_batch, checkpoint, pool="model")
+        if checkpoint is not None:
+            await rollout.engine.publish(border.step, actor.snapshot(border.step))
+        sight = await stack.enter_async_context(open_sight(folder, run.trainer, world, total_steps=steps, step=border.step))
+        queue = TransferQueue()
+        admission = Admission(batch_size=run.data.train_batch_size, version=border.step)
+        agents = GroupRunner(queue, rollout.engine, rollout.scorer, rollout.template, rollout.tools, run, world)
+        trainer = Trainer(
+            run=run,
+            world=world,
+            feed=Feed(inputs.train_rows, world, seed=run.trainer.seed, shuffle=run.data.shuffle, epochs=None, cursor=border.cursor),
+            queue=queue,
+            agents=await stack.enter_async_context(agents),
+            admission=admission,
+            replay=ReplayBuffer(queue, admission, group_size=run.rollout.n, config=run.replay, world=world),
+            actor=actor,
+            engine=rollout.engine,
+            stages=await world.offload(stages_of, run, actor, pool="model"),
+            evaluate=await _open_evaluation(run, inputs.val_rows, rollout, world, stack),
+            save=functools.partial(_save, run, world, actor, folder),
+            sight=sight,
+            decode=rollout.template.decode,
+            stop=stop,
+            total_steps=steps,
+            border=border,
+        )
+        await trainer.fit()
+        await world.offload(_export, run, actor, folder, pool="model")
+    return folder.path
+
+
+def stages_of(run: TrainRun, actor: Actor) -> tuple[Stage, ...]:
+    """The boxes between sample and retire, in order. Loads the reference when a KL term is on."""
+    old = old_log_prob_stages(run.old_log_probs, actor.log_probs)
+    reference = (ref_log_prob_stage(Reference(run).log_probs),) if run.actor.use_kl_loss else ()
+    update = update_actor_stage(actor.update, has_old_log_probs=bool(old), has_reference=bool(reference))
+    return (*old, *reference, advantage_stage(run.algorithm), update, batch_metrics_stage())
+
+
+def _open_actor(run: TrainRun, total_updates: int, checkpoint: Checkpoint | None) -> Actor:
+    torch.manual_seed(run.trainer.seed)
+    actor = Actor(run, total_updates=total_updates)
+    if checkpoint is not None:
+        actor.load(checkpoint.load())
+    return actor
+
+
+def _drop_overlong(inputs: RunInputs, template: ChatTemplate, run: TrainRun) -> None:
+    """Measure every prompt as the model will see it, tool schemas included; count what is dropped and name the rows."""
+    for name, rows in (("data.train_files", inputs.train_rows), ("data.val_files", inputs.val_rows)):
+        if rows is None:
+            continue
+        dropped = rows.filter_overlong(
+            lambda messages: len(template.prompt_ids(messages)), run.data.max_prompt_length, drop=run.data.filter_overlong_prompts
+        )
+        if dropped:
+            log.warning(
+                "%s: %d prompts are longer than data.max_prompt_length = %d and were dropped: %s",
+                name,
+                len(dropped),
+                run.data.max_prompt_length,
+                ", ".join(dropped),
+            )
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------------------
+
+
+async def _save(run: TrainRun, world: World, actor: Actor, folder: RunFolder, border: Border) -> None:
+    state = await world.offload(actor.state, pool="model")
+    facts = {"cursor": border.cursor, **_fixed_by_a_run(run)}
+    save = functools.partial(
+        save_checkpoint,
+        folder.checkpoints,
+        state,
+        step=border.step,
+        version=border.step,
+        model=run.model,
+        trainer=facts,
+        keep=run.trainer.max_ckpt_to_keep,
+    )
+    await world.offload(save)
+
+
+def _fixed_by_a_run(run: TrainRun) -> dict[str, int]:
+    """What a resumed run may not change: the meaning of a step, and the order of the feed."""
+    return {
+        "data.train_batch_size": run.data.train_batch_size,
+        "rollout.n": run.rollout.n,
+        "updates_per_batch": run.updates_per_batch,
+        "trainer.seed": run.trainer.seed,
+    }
+
+
+def _new_folder(run: TrainRun) -> RunFolder:
+    folder = create_run_folder(run.trainer.default_local_dir, run.trainer.experiment_name)
+    folder.write_config(run)
+    return folder
+
+
+def _find_checkpoint(run: TrainRun) -> tuple[RunFolder, Checkpoint]:
+    folder = newest_run_folder(run.trainer.default_local_dir, run.trainer.experiment_name)
+    checkpoint = newest_valid(folder.checkpoints, log.warning)
+    if checkpoint is None:
+        raise CheckpointError(f"--resume: {folder.path} has no whole checkpoint; start a new run without --resume")
+    for key, value in _fixed_by_a_run(run).items():
+        if checkpoint.trainer.get(key) != value:
+            raise CheckpointError(
+                f"--resume: {checkpoint.path} was made with {key} = {checkpoint.trainer.get(key)}, the configuration says {value}; "
+                "a run cannot change it"
+            )
+    return folder, checkpoint
+
+
+def _export(run: TrainRun, actor: Actor, folder: RunFolder) -> None:
+    """The final weights as a Hugging Face directory, `<run folder>/hf`."""
+    state = actor.state()
+    export_model(folder.export, state.model, state.model_config_json, run.model)
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------------------
+
+
+async def run_evaluation(run: TrainRun, inputs: RunInputs) -> dict[str, float]:
+    """The modes of `run.eval` on the rows; `eval/<mode>/*` numbers."""
+    async with AsyncExitStack() as stack:
+        world = await stack.enter_async_context(RealWorld(run_seed=run.trainer.seed))
+        rollout = await stack.enter_async_context(open_rollout(run, world))
+        await world.offload(_drop_overlong, RunInputs(train_rows=inputs.train_rows, val_rows=None), rollout.template, run)
+        measure = await _open_evaluation(run, inputs.train_rows, rollout, world, stack)
+        return {} if measure is None else await measure()
+
+
+async def _open_evaluation(
+    run: TrainRun, rows: RLHFDataset | None, rollout: Rollout, world: World, stack: AsyncExitStack
+) -> Evaluate | None:
+    modes = modes_of(run.eval)
+    if rows is None or not modes:
+        return None
+    prompts = eval_prompts(rows)
+    tools = await stack.enter_async_context(ToolRunner(rollout.tools, run.agent, world))
+    pairs = [(mode, _eval_parts(run, rollout, tools, world, mode.sampling)) for mode in modes]
+
+    async def run_modes() -> dict[str, float]:
+        numbers: dict[str, float] = {}
+        for mode, parts in pairs:
+            numbers.update(await evaluate(prompts, mode, parts))
+        return numbers
+
+    return run_modes
+
+
+def _eval_parts(run: TrainRun, rollout: Rollout, tools: ToolRunner, world: World, sampling: SamplingParams) -> SessionParts:
+    return session_parts(
+        run, engine=rollout.engine, scorer=rollout.scorer, template=rollout.template, tools=tools, world=world, sampling=sampling
+    )

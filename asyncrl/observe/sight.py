@@ -1,0 +1,95 @@
+"""Sight: collects the numbers of a step and shows them. The trainer's one door to metrics, progress, trajectories and the curve.
+
+trainer -> [sight] -> metrics.jsonl, TensorBoard, trajectories/, curve.png, progress bar
+
+It decides nothing. File work goes through `world.offload`.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+
+from asyncrl.config import TrainerConfig
+from asyncrl.observe.curve import draw_curve
+from asyncrl.observe.metrics import MetricsLog
+from asyncrl.observe.no_signal import NoSignalWatch
+from asyncrl.observe.progress import Progress
+from asyncrl.observe.run_folder import RunFolder
+from asyncrl.observe.trajectories import TrajectoryText, write_trajectories
+from asyncrl.ports import StageResult, World
+
+
+class Sight:
+    """The numbers of one run. Made by `open_sight`."""
+
+    def __init__(self, folder: RunFolder, metrics: MetricsLog, bar: Progress, world: World, *, patience: int) -> None:
+        self._folder = folder
+        self._metrics = metrics
+        self._bar = bar
+        self._world = world
+        self._no_signal = NoSignalWatch(patience=patience)
+        self._step: dict[str, float] = {}
+
+    def say(self, text: str) -> None:
+        """One line for the person who watches."""
+        self._bar.say(text)
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Add the seconds of the block to `timing_s/<name>` of this step."""
+        started = self._world.now()
+        try:
+            yield
+        finally:
+            key = f"timing_s/{name}"
+            self._step[key] = self._step.get(key, 0.0) + self._world.now() - started
+
+    def add(self, result: StageResult) -> None:
+        """The numbers of a stage belong to this step."""
+        self._step.update(result.metrics)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether somebody watches between steps."""
+        return self._bar.is_live
+
+    def groups(self, counts: Mapping[str, int]) -> None:
+        """Groups by status, between steps."""
+        self._bar.groups(counts)
+
+    async def trajectories(self, step: int, texts: Sequence[TrajectoryText]) -> None:
+        """Write sampled trajectories of a step as readable text."""
+        await self._world.offload(write_trajectories, self._folder.trajectories, step, texts)
+
+    async def end_step(self, step: int, counts: Mapping[str, float], *, num_tokens: int) -> None:
+        """Complete the step's numbers, show and log them. num_tokens: of the step's trajectories, prompts included."""
+        step_s = sum(value for name, value in self._step.items() if name.startswith("timing_s/"))
+        tokens_per_s = num_tokens / step_s if step_s else 0.0
+        numbers = {**self._step, **counts, "timing_s/step": step_s, "perf/tokens_per_s": tokens_per_s}
+        self._step = {}
+        if warning := self._no_signal.see(step, numbers):
+            self.say(warning)
+        self._bar.step(step, numbers)
+        await self._world.offload(self._metrics.log, step, numbers)
+
+    async def evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Show and log the `eval/*` numbers of the weights after `step`."""
+        shown = "  ".join(
+            f"{name.removeprefix('eval/')} {value:.3f}" for name, value in numbers.items() if name.endswith("/success")
+        )
+        self.say(f"evaluation after step {step}: {shown}")
+        await self._world.offload(self._metrics.log, step, dict(numbers))
+
+
+@asynccontextmanager
+async def open_sight(
+    folder: RunFolder, config: TrainerConfig, world: World, *, total_steps: int, step: int = 0
+) -> AsyncIterator[Sight]:
+    """Open the run's files and the progress bar; leaving draws the curve of what was logged."""
+    metrics = await world.offload(partial(MetricsLog, folder, tensorboard=config.tensorboard))
+    try:
+        with Progress(total_steps=total_steps, step=step) as bar:
+            yield Sight(folder, metrics, bar, world, patience=config.no_signal_patience)
+    finally:
+        await world.offload(metrics.close)
+        await world.offload(draw_curve, folder.path)
