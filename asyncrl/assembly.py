@@ -27,7 +27,7 @@ from asyncrl.ports import RewardScorer, SamplingParams, World
 from asyncrl.preflight import RunInputs, total_steps
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.rewards.scoring import open_scorer
-from asyncrl.rollout import TorchEngine
+from asyncrl.rollout.torch_engine import TorchEngine
 from asyncrl.stages.advantage import advantage_stage
 from asyncrl.stages.batch_metrics import batch_metrics_stage
 from asyncrl.stages.old_log_prob import old_log_prob_stages

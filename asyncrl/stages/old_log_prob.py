@@ -1,7 +1,8 @@
 """old_log_probs: the log-probs that the importance ratio is taken against.
 
 Three meanings (`algorithm.old_log_probs`): *elide*, no stage at all, because with one update a batch they equal the detached new
-ones; *recompute*, a forward pass of the actor before its first update, with the entropy beside it; *bypass*, the engine's own log-probs.
+ones; *recompute*, a forward pass of the actor before its first update, with the entropy beside it; *bypass*, the engine's own
+log-probs.
 """
 
 from collections.abc import Callable

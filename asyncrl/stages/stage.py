@@ -3,8 +3,9 @@
 replay.sample -> [stages] -> retire
 
 A stage is data plus a function: what it reads, what it writes, and `compute`, which sees only columns. The wrapper `run_stage` is
-the only code that touches the TransferQueue: it gets `reads` for the batch's keys, runs `compute`, checks the result the catalogue, puts `writes` under the step's lease, and reports the schema. The controller never keeps the payload. A get
-copies, so a stage that works in place cannot change the store.
+the only code that touches the TransferQueue: it gets `reads` for the batch's keys, runs `compute`, checks the result against the
+catalogue, puts `writes` under the step's lease, and reports the schema. The controller never keeps the payload. A get copies, so a
+stage that works in place cannot change the store.
 """
 
 from collections.abc import Callable, Mapping
