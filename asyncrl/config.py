@@ -506,6 +506,24 @@ def _refuse_ineffective(run: Run, switches: Iterable[_Switch[Run]], where: str) 
             raise ConfigError(f"{where}: {idle[0]} has no effect because {switch.reason}; remove the one or change the other")
 
 
+def resolved(run: TrainRun | SFTRun) -> dict[str, Json]:
+    """Every key that has an effect, with its value: the nested dict that a run's folder keeps, and that `parse_run` takes back."""
+    tree: dict[str, Json] = run.model_dump(mode="json")
+    if isinstance(run, TrainRun):
+        idle = [switch.keys for switch in _INEFFECTIVE if switch.holds(run)]
+    else:
+        idle = [switch.keys for switch in _INEFFECTIVE_SFT if switch.holds(run)]
+    for key in " ".join(idle).split():
+        _remove(tree, key.split("."))
+    return tree
+
+
+def _remove(tree: dict[str, Json], path: Sequence[str]) -> None:
+    for part in path[:-1]:
+        tree = tree[part]
+    tree.pop(path[-1], None)
+
+
 def leaves(tree: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
     """`section.key`, value of every leaf of a nested mapping."""
     for name, value in tree.items():

@@ -7,7 +7,7 @@ picture is drawn: it costs half a second, and a run needs it only at its end.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,8 +66,8 @@ def draw_curves(folders: Sequence[Path], out: Path) -> Path:
     """Draw several runs into one picture, a colour a run. Blocking.
 
     Raises DataError when a run has no readable metrics.jsonl, or none has a metric that is drawn."""
-    runs = {folder.name: read_metrics(RunFolder(path=folder).metrics) for folder in folders}
-    panels = _panels(runs.values())
+    runs = [(folder.name, read_metrics(RunFolder(path=folder).metrics)) for folder in folders]
+    panels = _panels([rows for _, rows in runs])
     if not panels:
         names = ", ".join(line.metric for panel in PANELS for line in panel.lines)
         raise DataError(f"{', '.join(map(str, folders))}: no metric to draw; one of {names} is needed")
@@ -83,14 +83,13 @@ def draw_curves(folders: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def _panels(runs: Iterable[Rows]) -> list[Panel]:
+def _panels(runs: Sequence[Rows]) -> list[Panel]:
     """Those of which some run has a metric."""
-    runs = list(runs)
     return [panel for panel in PANELS if any(_points(rows, line.metric)[0] for rows in runs for line in panel.lines)]
 
 
-def _draw(axes: "Axes", panel: Panel, runs: dict[str, Rows]) -> None:
-    for number, (name, rows) in enumerate(runs.items()):
+def _draw(axes: "Axes", panel: Panel, runs: Sequence[tuple[str, Rows]]) -> None:
+    for number, (name, rows) in enumerate(runs):
         for line in panel.lines:
             steps, values = _points(rows, line.metric)
             if steps:

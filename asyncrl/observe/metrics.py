@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, SupportsFloat
 
 from asyncrl.errors import DataError
 from asyncrl.observe.events import EventWriter
@@ -36,7 +36,7 @@ class MetricsLog:
         self._file = folder.metrics.open("a", encoding="utf-8")
         self._events = EventWriter(folder.tensorboard, started=clock()) if tensorboard else None
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Write one line. Raises TypeError for a value that is not a number, ValueError for the keys `step` and `wall_time`."""
         for own in _OWN_KEYS:
             if own in metrics:
@@ -64,10 +64,9 @@ class MetricsLog:
 def _number(name: str, value: object) -> int | float:
     if isinstance(value, int):
         return int(value)
-    try:
-        return float(value)  # type: ignore[arg-type]  # numpy's and torch's scalars say so themselves
-    except (TypeError, ValueError):
-        raise TypeError(f"metric {name!r} is {value!r}, not a number") from None
+    if isinstance(value, SupportsFloat):  # numpy's and torch's scalars too; text is none
+        return float(value)
+    raise TypeError(f"metric {name!r} is {value!r}, not a number")
 
 
 def _finite_or_none(value: int | float) -> int | float | None:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.control import strip_control_codes
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
@@ -29,7 +30,7 @@ class View:
 
     def with_groups(self, counts: Mapping[str, float]) -> "View":
         """counts: by status; a status that is not in it keeps its count."""
-        return replace(self, **{status: int(counts[status]) for status in STATUSES if status in counts})  # type: ignore[arg-type]
+        return replace(self, **{status: int(counts[status]) for status in STATUSES if status in counts})
 
     def describe(self) -> str:
         reward = "reward -" if self.reward is None else f"reward {self.reward:.3f}"
@@ -65,14 +66,9 @@ class Progress:
             self.say(f"step {step}/{self._total_steps}  {self._view.describe()}")
         self._redraw()
 
-    def evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
-        """A line with the success rates of an evaluation."""
-        rates = "  ".join(f"{name} {value:.3f}" for name, value in numbers.items() if name.endswith("/success"))
-        self.say(f"step {step}/{self._total_steps}  {rates or 'evaluated'}")
-
     def say(self, text: str) -> None:
         """A line of its own, above the bar where there is one."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(strip_control_codes(text), markup=False, highlight=False, soft_wrap=True)
 
     def _make_bar(self) -> RichProgress:
         line = TextColumn("{task.description}")

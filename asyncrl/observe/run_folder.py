@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tomli_w
-from pydantic import BaseModel
 
+from asyncrl.config import SFTRun, TrainRun, resolved
 from asyncrl.errors import CheckpointError, ConfigError
 
 _MAX_NAME = 200
@@ -60,9 +60,9 @@ class RunFolder:
         """The trained model as a Hugging Face directory."""
         return self.path / "hf"
 
-    def write_config(self, run: BaseModel) -> None:
-        """Write the resolved configuration; it loads again as the configuration of a run."""
-        self.config.write_text(tomli_w.dumps(run.model_dump(mode="json")), encoding="utf-8")
+    def write_config(self, run: TrainRun | SFTRun) -> None:
+        """Write the resolved configuration: every key that has an effect. It loads again as the configuration of a run."""
+        self.config.write_text(tomli_w.dumps(resolved(run)), encoding="utf-8")
 
 
 def create_run_folder(default_local_dir: str | Path, experiment_name: str) -> RunFolder:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from asyncrl.observe.run_folder import RunFolder
 from asyncrl.ports import Json
 
 Decode = Callable[[Sequence[int]], str]
@@ -59,9 +58,9 @@ def render_trajectory(trajectory: TrajectoryText) -> str:
 
 
 def write_trajectories(folder: Path, step: int, trajectories: Iterable[TrajectoryText]) -> Path:
-    """Write `folder`/trajectories/step_000012.txt, whole or not at all; a repeated step replaces its file. Blocking."""
-    path = RunFolder(path=folder).trajectories / f"step_{step:06d}.txt"
-    path.parent.mkdir(exist_ok=True)
+    """Write `folder`/step_000012.txt, whole or not at all; a repeated step replaces its file. Blocking."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"step_{step:06d}.txt"
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text("\n".join(render_trajectory(trajectory) for trajectory in trajectories), encoding="utf-8")
     os.replace(unfinished, path)
