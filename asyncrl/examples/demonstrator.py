@@ -27,8 +27,8 @@ class Habit(StrEnum):
 
 Mix = Mapping[Habit, float]
 
-MECHANICS: Mix = {Habit.GOOD: 0.7, Habit.MISCOPY: 0.1, Habit.EARLY: 0.1, Habit.WRONG_OPERATION: 0.1}
-"""First stage: the form of a call and the copying of operands."""
+MECHANICS: Mix = {Habit.GOOD: 0.91, Habit.MISCOPY: 0.03, Habit.EARLY: 0.03, Habit.WRONG_OPERATION: 0.03}
+"""First stage: the form of a call and the copying of operands. More noise than this delays the copying by hundreds of steps."""
 
 STYLE: Mix = {Habit.GOOD: 0.2, Habit.GUESS: 0.75, Habit.MISCOPY: 0.02, Habit.EARLY: 0.01, Habit.WRONG_OPERATION: 0.02}
 """Last stage: guessing is the majority, so greedy decoding guesses."""
