@@ -160,8 +160,9 @@ class ReplayBuffer:
         """Keys and tags of step `step`: whole groups in admission order, their trajectories by session and index.
 
         Waits until the first `batch_size` alive groups are all finished, and records them in admission; a restored step gets its
-        own groups again. Raises DeadlineError after replay.sample_timeout_s, naming the groups; GroupsExhaustedError when the feed is
-        closed and too few groups are left; AdmissionError for a step out of order; TooManyFailuresError; ReplayError when `run` has ended.
+        own groups again. Raises DeadlineError after replay.sample_timeout_s, naming the groups; GroupsExhaustedError when the feed
+        is closed and too few groups are left; AdmissionError for a step out of order; TooManyFailuresError; and ReplayError when
+        `run` has ended.
         """
         if step in self._restored:
             self._restored.remove(step)
