@@ -68,3 +68,9 @@ def test_make_passes_pips_variables_on() -> None:
     done = subprocess.run(["make", "-n", "-W", "pyproject.toml", "setup"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "-m pip install" in done.stdout
     assert "--index-url" not in done.stdout
+
+
+def test_pre_commit_hooks_are_local() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    assert re.findall(r"- repo: (\S+)", hooks) == ["local"]
+    assert set(re.findall(r"entry: \.venv/bin/(\S+)", hooks)) == {"ruff", "mypy", "lint-imports"}
