@@ -126,7 +126,7 @@ class WeightSnapshot(Protocol):
 
 
 class RolloutEngine(Protocol):
-    """Generates tokens; an async context manager. Every engine passes tests/rollout/conformance.py."""
+    """Generates tokens; an async context manager. Every engine passes tests/rollout/test_conformance.py."""
 
     @property
     def version(self) -> int:
