@@ -6,8 +6,15 @@ import sys
 import pytest
 import torch
 
+from asyncrl.config import AlgorithmConfig
 from asyncrl.errors import FieldError
 from asyncrl.fields import CATALOGUE, TAGS, Axis, _fields, field
+from asyncrl.stages.advantage import advantage_stage
+from asyncrl.stages.batch_metrics import batch_metrics_stage
+from asyncrl.stages.old_log_prob import bypass_stage, recompute_stage
+from asyncrl.stages.ref_log_prob import ref_log_prob_stage
+from asyncrl.stages.stage import Stage
+from asyncrl.stages.update_actor import update_actor_stage
 
 NAMES = [
     "raw_prompt",
@@ -91,3 +98,19 @@ def test_the_ground_loads_no_heavy_library(module: str) -> None:
     code = f"import sys, {module}; print(*sorted(set({heavy!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+STAGES = [
+    advantage_stage(AlgorithmConfig()),
+    batch_metrics_stage(),
+    bypass_stage(),
+    recompute_stage(lambda columns: (columns["entropy"], columns["entropy"])),
+    ref_log_prob_stage(lambda columns: (columns["entropy"], columns["entropy"])),
+    update_actor_stage(lambda columns, uids: {}, has_old_log_probs=True, has_reference=True),
+]
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_the_catalogue_names_the_stages_that_read_and_write(stage: Stage) -> None:
+    assert [name for name in sorted(stage.reads) if stage.name not in CATALOGUE[name].consumers] == []
+    assert [name for name in sorted(stage.writes) if stage.name != CATALOGUE[name].producer] == []
