@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tomli_w
 
-from asyncrl.config import RewardConfig, SFTRun, TrainRun, load_run
+from asyncrl.config import RewardConfig, SFTRun, TrainRun, load_run, resolved
 from asyncrl.dataset import RLHFDataset, read_table
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.model_files import check_model_files
@@ -105,7 +105,7 @@ def total_steps(run: TrainRun, num_rows: int) -> int:
 
 def describe(run: TrainRun | SFTRun) -> str:
     """The resolved configuration as TOML."""
-    return tomli_w.dumps(run.model_dump(mode="json"))
+    return tomli_w.dumps(resolved(run))
 
 
 def describe_batch(run: TrainRun, *, num_rows: int) -> str:

@@ -181,6 +181,7 @@ class Trainer:
         return {
             "training/global_step": float(step),
             "training/epoch": self.feed.cursor / self.feed.num_rows,
+            **{f"admission/{name}": float(count) for name, count in self.admission.counters().items()},
             **{f"groups/{name}": float(count) for name, count in self.replay.counts().items()},
             **{f"engine/{name}": value for name, value in self.engine.stats().items()},
             **{f"transfer_queue/{name}": value for name, value in self.queue.stats().items()},

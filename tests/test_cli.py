@@ -1,0 +1,154 @@
+"""The command line: bad input is one line that names what is wrong, exit code 2, and torch is never loaded for it."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asyncrl import cli
+
+Config = Callable[..., Path]
+
+ROW = {"prompt": [{"role": "user", "content": "hi"}], "reward_model": {"ground_truth": "1"}, "data_source": "x"}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Config:
+    """make(rows=..., toml=...) -> a configuration file beside a model folder that passes the torch-free checks."""
+
+    def make_config(rows: str | bytes | None = None, toml: str = "", name: str = "rows.jsonl", batch: int = 1) -> Path:
+        content = json.dumps(ROW) + "\n" if rows is None else rows
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        model = tmp_path / "model"
+        model.mkdir(exist_ok=True)
+        for file in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+            (model / file).write_text("{}")
+        (model / "chat_template.jinja").write_text("{{ messages }}")
+        path = tmp_path / "run.toml"
+        path.write_text(f'model.path = "{model}"\ndata.train_files = "{tmp_path / name}"\ndata.train_batch_size = {batch}\n{toml}')
+        return path
+
+    return make_config
+
+
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of a command in this process."""
+    monkeypatch.setattr(sys, "argv", ["asyncrl", *arguments])
+    with pytest.raises(SystemExit) as exited:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert isinstance(exited.value.code, int)
+    return exited.value.code, out, err
+
+
+def remove(path: Path, name: str) -> Path:
+    (path.parent / "model" / name).unlink()
+    return path
+
+
+CASES: dict[str, tuple[Callable[[Config], Path], str]] = {
+    "missing configuration": (lambda make: make().with_name("no.toml"), "no.toml: no such configuration file"),
+    "not TOML": (lambda make: make(toml="[data"), "not valid TOML"),
+    "unknown key": (lambda make: make(toml="data.train_filez = 1"), "unknown key data.train_filez; did you mean data.train_files?"),
+    "wrong type": (lambda make: make(toml='rollout.n = "8"'), "rollout.n = '8'"),
+    "key without effect": (lambda make: make(toml="actor.kl_loss_coef = 0.1"), "actor.kl_loss_coef has no effect"),
+    "batch does not divide": (lambda make: make(batch=10, toml="actor.ppo_mini_batch_size = 3"), "10 / 3 = 3.33"),
+    "more groups than rows": (lambda make: make(batch=10), "data.train_batch_size = 10 but the training files give 1 rows"),
+    "missing file": (lambda make: make(toml='data.val_files = "nothing.jsonl"'), "data.val_files"),
+    "empty file": (lambda make: make(rows=""), "rows.jsonl"),
+    "malformed jsonl line": (lambda make: make(rows=json.dumps(ROW) + '\n{"prompt": \n'), "rows.jsonl, line 2"),
+    "truncated parquet": (lambda make: make(rows=b"PAR1\x00\x00", name="rows.parquet"), "rows.parquet"),
+    "row without prompt": (lambda make: make(rows='{"data_source": "x"}\n'), "rows.jsonl, line 1"),
+    "prompt: null": (lambda make: make(rows='{"prompt": null, "data_source": "x"}\n'), "rows.jsonl, line 1"),
+    "model without tokenizer": (lambda make: remove(make(), "tokenizer.json"), "tokenizer"),
+    "model without chat template": (lambda make: remove(make(), "chat_template.jinja"), "chat template"),
+    "model without weights": (lambda make: remove(make(), "model.safetensors"), "weights"),
+    "no such model": (lambda make: make(toml='model.tokenizer_path = "nowhere"'), "nowhere"),
+    "no such tool": (
+        lambda make: make(toml='agent.name = "tool_agent"\nagent.tools = ["calculater"]'),
+        "no tool named 'calculater'; did you mean 'calculator'?",
+    ),
+    "no such reward": (lambda make: make(toml='reward.function = "exact_mach"'), "exact_match"),
+    "reward that does not import": (lambda make: make(toml='reward.function = "no_such_module:score"'), "no_such_module"),
+    "no such agent": (lambda make: make(toml='agent.name = "tool_agnt"'), "agent.name"),
+    "custom agent that does not import": (lambda make: make(toml='agent.name = "no_such_module:Agent"'), "no_such_module"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_is_one_line_and_exit_code_2(
+    case: str, make: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, named = CASES[case]
+    code, _, err = run(capsys, monkeypatch, "train", str(prepare(make)))
+    assert code == 2, err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert named in err
+
+
+def test_an_override_that_is_none_is_refused(
+    make: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = run(capsys, monkeypatch, "train", str(make()), "rollout.n")
+    assert (code, err) == (2, "error: override 'rollout.n' is not of the form section.key=value\n")
+
+
+def test_dry_run_prints_the_configuration_and_the_batch_arithmetic(
+    make: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make(rows=(json.dumps(ROW) + "\n") * 8, batch=4)
+    code, out, _ = run(
+        capsys,
+        monkeypatch,
+        "train",
+        str(config),
+        "--dry-run",
+        "rollout.n=3",
+        "actor.ppo_mini_batch_size=2",
+        "trainer.total_epochs=2",
+    )
+    assert code == 0
+    assert "4 prompts x 3 sessions = 12 trajectories" in out
+    assert "2 groups = 6 trajectories" in out
+    assert "2 a training step, 8 in all" in out
+    assert "n = 3" in out
+
+
+def test_fields_prints_the_catalogue(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = run(capsys, monkeypatch, "fields")
+    assert code == 0
+    assert "response_mask" in out
+    assert "rollout_log_probs" in out
+
+
+def test_evaluating_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = run(capsys, monkeypatch, "eval", str(tmp_path / "none"), str(tmp_path / "rows.jsonl"))
+    assert code == 2
+    assert "no such checkpoint" in err
+    code, _, err = run(capsys, monkeypatch, "eval", str(tmp_path), str(tmp_path / "rows.jsonl"))
+    assert code == 2
+    assert "--config" in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["fields"], ["train", "{config}", "--dry-run"], ["train", "{config}", "rollout.m=1"]]
+)
+def test_nothing_but_a_run_loads_torch(arguments: list[str], make: Config) -> None:
+    config = str(make())
+    code = textwrap.dedent("""
+        import sys
+        from asyncrl import cli
+        try:
+            cli.main()
+        finally:
+            assert "torch" not in sys.modules, "torch was loaded"
+    """)
+    command = [sys.executable, "-c", code, *(config if argument == "{config}" else argument for argument in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "torch was loaded" not in done.stderr
+    assert done.returncode == (2 if arguments[-1] == "rollout.m=1" else 0), done.stderr
