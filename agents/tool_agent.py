@@ -22,8 +22,8 @@ from asyncrl.ports import Generation, Json, Messages, Prompt, StopReason
 
 MAX_CONTINUATIONS = 8
 """Times that one turn goes on after a close tag inside an argument; each costs a generate call, and a page of them is babble."""
-LONG_ANSWER_CHARS = 4096
-"""Above this many characters the answers of a turn are tokenised off the loop (about 1 ms on it)."""
+LONG_ANSWER_CHARS = 1024
+"""Above this many characters the answers of a turn are tokenised off the loop (up to 1 ms on it)."""
 
 
 class ToolAgent:

@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from importlib import resources
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -30,26 +31,7 @@ from asyncrl.transfer_queue import TransferQueue
 from asyncrl.world import RealWorld
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
-TEMPLATE = """
-{%- if tools %}<|im_start|>system
-You may call these functions:
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}Write a call as <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_end|>
-{% endif %}
-{%- for message in messages %}
-{%- if message.role == 'tool' %}
-{%- if loop.previtem is undefined or loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}
-<tool_response>
-{{ message.content }}
-</tool_response>
-{%- if loop.nextitem is undefined or loop.nextitem.role != 'tool' %}<|im_end|>
-{% endif %}
-{%- else %}<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
-{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+TEMPLATE = resources.files("asyncrl.examples").joinpath("chat_template.jinja").read_text(encoding="utf-8")
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
