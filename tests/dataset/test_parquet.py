@@ -45,10 +45,10 @@ def test_the_column_of_the_messages_may_have_any_name(write_rows: WriteRows) -> 
     assert values_of(write_rows("x.parquet", rows)) == rows
 
 
-def test_structs_invent_no_tools_kwargs(write_rows: WriteRows) -> None:
+def test_structs_invent_no_tools_kwargs_and_the_rest_of_extra_info_is_untouched(write_rows: WriteRows) -> None:
     rows: list[Json] = [
         {
-            "extra_info": {"index": 0, "tools_kwargs": {"search": {"k": 3}}, "interaction_kwargs": {"name": "a"}},
+            "extra_info": {"index": None, "tools_kwargs": {"search": {"k": 3}}, "interaction_kwargs": {"name": "a"}},
             "tools_kwargs": {"a": 1},
         },
         {
