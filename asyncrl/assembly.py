@@ -4,6 +4,7 @@ cli -> preflight -> [assembly] -> trainer
 """
 
 import functools
+import gc
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -83,51 +84,65 @@ async def open_rollout(run: TrainRun, world: World, *, folder: RunFolder | None 
 async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False) -> Path:
     """A whole training run; returns its folder. SIGINT and SIGTERM end it at the next border with a checkpoint.
 
-    resume: go on from the newest valid checkpoint of the newest run of this name. Raises CheckpointError when there is none.
+    resume: go on from the newest valid checkpoint of the newest run of this name. Raises CheckpointError when there is none, or
+    when the configuration changes what a run may not change.
     """
-    steps = total_steps(run, len(inputs.train_rows))
-    checkpoint = None
     stop = Stop()
     async with AsyncExitStack() as stack:
         stack.enter_context(on_signals(stop))
         world = await stack.enter_async_context(RealWorld(run_seed=run.trainer.seed))
-        if resume:
-            folder, checkpoint = await world.offload(_find_checkpoint, run)
-            log.info("resuming %s after step %d", folder.path, checkpoint.step)
-        else:
-            folder = await world.offload(_new_folder, run)
-        border = Border() if checkpoint is None else Border(step=checkpoint.step, cursor=int(checkpoint.trainer["cursor"]))
+        folder, checkpoint = await world.offload(_find_checkpoint if resume else _new_folder, run)
         rollout = await stack.enter_async_context(open_rollout(run, world, folder=folder))
         await world.offload(_drop_overlong, inputs, rollout.template, run)
-        actor = await world.offload(_open_actor, run, steps * run.updates_per_batch, checkpoint, pool="model")
+        gc.freeze()  # rows live as long as the run: a full collection need not walk them on the loop again and again
         if checkpoint is not None:
-            await rollout.engine.publish(border.step, actor.snapshot(border.step))
-        sight = await stack.enter_async_context(open_sight(folder, run.trainer, world, total_steps=steps, step=border.step))
-        queue = TransferQueue()
-        admission = Admission(batch_size=run.data.train_batch_size, version=border.step)
-        agents = GroupRunner(queue, rollout.engine, rollout.scorer, rollout.template, rollout.tools, run, world)
-        trainer = Trainer(
-            run=run,
-            world=world,
-            feed=Feed(inputs.train_rows, world, seed=run.trainer.seed, shuffle=run.data.shuffle, epochs=None, cursor=border.cursor),
-            queue=queue,
-            agents=await stack.enter_async_context(agents),
-            admission=admission,
-            replay=ReplayBuffer(queue, admission, group_size=run.rollout.n, config=run.replay, world=world),
-            actor=actor,
-            engine=rollout.engine,
-            stages=await world.offload(stages_of, run, actor, pool="model"),
-            evaluate=await _open_evaluation(run, inputs.val_rows, rollout, world, stack),
-            save=functools.partial(_save, run, world, actor, folder),
-            sight=sight,
-            decode=rollout.template.decode,
-            stop=stop,
-            total_steps=steps,
-            border=border,
-        )
+            _refuse_changes(run, checkpoint, len(inputs.train_rows))
+            log.info("resuming %s after step %d", folder.path, checkpoint.step)
+        trainer = await _open_trainer(run, inputs, folder, checkpoint, rollout, world, stop, stack)
         await trainer.fit()
-        await world.offload(_export, run, actor, folder, pool="model")
+        await world.offload(_export, run, trainer.actor, folder, pool="model")
     return folder.path
+
+
+async def _open_trainer(
+    run: TrainRun,
+    inputs: RunInputs,
+    folder: RunFolder,
+    checkpoint: Checkpoint | None,
+    rollout: Rollout,
+    world: World,
+    stop: Stop,
+    stack: AsyncExitStack,
+) -> Trainer:
+    """The rooms of training, at the border of the checkpoint or at the beginning."""
+    rows = inputs.train_rows
+    steps = total_steps(run, len(rows))
+    border = Border() if checkpoint is None else Border(step=checkpoint.step, cursor=int(checkpoint.trainer["cursor"]))
+    actor = await world.offload(_open_actor, run, steps * run.updates_per_batch, checkpoint, pool="model")
+    if checkpoint is not None:
+        await rollout.engine.publish(border.step, await world.offload(actor.snapshot, border.step, pool="model"))
+    queue = TransferQueue()
+    admission = Admission(batch_size=run.data.train_batch_size, version=border.step)
+    agents = GroupRunner(queue, rollout.engine, rollout.scorer, rollout.template, rollout.tools, run, world)
+    return Trainer(
+        run=run,
+        world=world,
+        feed=Feed(rows, world, seed=run.trainer.seed, shuffle=run.data.shuffle, epochs=None, cursor=border.cursor),
+        queue=queue,
+        agents=await stack.enter_async_context(agents),
+        admission=admission,
+        replay=ReplayBuffer(queue, admission, group_size=run.rollout.n, config=run.replay, world=world),
+        actor=actor,
+        engine=rollout.engine,
+        stages=await world.offload(stages_of, run, actor, pool="model"),
+        evaluate=await _open_evaluation(run, inputs.val_rows, rollout, world, stack),
+        save=functools.partial(_save, run, world, actor, folder, len(rows)),
+        sight=await stack.enter_async_context(open_sight(folder, run.trainer, world, total_steps=steps, step=border.step)),
+        decode=rollout.template.decode,
+        stop=stop,
+        total_steps=steps,
+        border=border,
+    )
 
 
 def stages_of(run: TrainRun, actor: Actor) -> tuple[Stage, ...]:
@@ -167,9 +182,9 @@ def _drop_overlong(inputs: RunInputs, template: ChatTemplate, run: TrainRun) -> 
 # --- checkpoints ------------------------------------------------------------------------------------------------------------------
 
 
-async def _save(run: TrainRun, world: World, actor: Actor, folder: RunFolder, border: Border) -> None:
+async def _save(run: TrainRun, world: World, actor: Actor, folder: RunFolder, num_rows: int, border: Border) -> None:
     state = await world.offload(actor.state, pool="model")
-    facts = {"cursor": border.cursor, **_fixed_by_a_run(run)}
+    facts = {"cursor": border.cursor, **_fixed_by_a_run(run, num_rows)}
     save = functools.partial(
         save_checkpoint,
         folder.checkpoints,
@@ -183,20 +198,21 @@ async def _save(run: TrainRun, world: World, actor: Actor, folder: RunFolder, bo
     await world.offload(save)
 
 
-def _fixed_by_a_run(run: TrainRun) -> dict[str, int]:
+def _fixed_by_a_run(run: TrainRun, num_rows: int) -> dict[str, int]:
     """What a resumed run may not change: the meaning of a step, and the order of the feed."""
     return {
         "data.train_batch_size": run.data.train_batch_size,
         "rollout.n": run.rollout.n,
         "updates_per_batch": run.updates_per_batch,
         "trainer.seed": run.trainer.seed,
+        "rows of data.train_files": num_rows,
     }
 
 
-def _new_folder(run: TrainRun) -> RunFolder:
+def _new_folder(run: TrainRun) -> tuple[RunFolder, None]:
     folder = create_run_folder(run.trainer.default_local_dir, run.trainer.experiment_name)
     folder.write_config(run)
-    return folder
+    return folder, None
 
 
 def _find_checkpoint(run: TrainRun) -> tuple[RunFolder, Checkpoint]:
@@ -204,13 +220,16 @@ def _find_checkpoint(run: TrainRun) -> tuple[RunFolder, Checkpoint]:
     checkpoint = newest_valid(folder.checkpoints, log.warning)
     if checkpoint is None:
         raise CheckpointError(f"--resume: {folder.path} has no whole checkpoint; start a new run without --resume")
-    for key, value in _fixed_by_a_run(run).items():
+    return folder, checkpoint
+
+
+def _refuse_changes(run: TrainRun, checkpoint: Checkpoint, num_rows: int) -> None:
+    for key, value in _fixed_by_a_run(run, num_rows).items():
         if checkpoint.trainer.get(key) != value:
             raise CheckpointError(
-                f"--resume: {checkpoint.path} was made with {key} = {checkpoint.trainer.get(key)}, the configuration says {value}; "
+                f"--resume: {checkpoint.path} was made with {key} = {checkpoint.trainer.get(key)}, now it is {value}; "
                 "a run cannot change it"
             )
-    return folder, checkpoint
 
 
 def _export(run: TrainRun, actor: Actor, folder: RunFolder) -> None:

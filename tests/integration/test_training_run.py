@@ -84,7 +84,7 @@ async def test_a_resumed_run_ends_with_the_same_weights_as_one_that_never_stoppe
 
 async def test_resume_refuses_a_changed_batch(config: Path) -> None:
     await train(config, "trainer.total_training_steps=1")
-    with pytest.raises(CheckpointError, match=r"data\.train_batch_size = 2, the configuration says 3"):
+    with pytest.raises(CheckpointError, match=r"data\.train_batch_size = 2, now it is 3"):
         await train(config, "data.train_batch_size=3", resume=True)
 
 
