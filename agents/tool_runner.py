@@ -129,7 +129,7 @@ class ToolRunner:
     @property
     def num_abandoned(self) -> int:
         """Calls whose deadline has passed and that still run, in threads or tasks."""
-        return self._world.abandoned("tools") + len(self._abandoned)
+        return self._world.abandoned("tools") + sum(not task.done() for task in self._abandoned)
 
     def stats(self) -> dict[str, float]:
         """`tools/<outcome>` counts, and `tools/abandoned`."""

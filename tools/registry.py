@@ -60,7 +60,8 @@ def _find(module_name: str, attribute: str, spec: str) -> object:
             f"agent.tools: {spec!r}: module {module_name!r} does not import: {type(error).__name__}: {error}"
         ) from error
     if not hasattr(module, attribute):
-        raise ToolSpecError(f"agent.tools: {spec!r}: module {module_name!r} has no {attribute!r}{_nearest(attribute, dir(module))}")
+        public = [name for name in dir(module) if not name.startswith("_")]
+        raise ToolSpecError(f"agent.tools: {spec!r}: module {module_name!r} has no {attribute!r}{_nearest(attribute, public)}")
     return getattr(module, attribute)
 
 

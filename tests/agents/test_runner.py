@@ -1,0 +1,271 @@
+"""Groups on the real store: every started group becomes terminal, and only whole groups are finished."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from asyncrl.agents.runner import GroupRunner
+from asyncrl.config import TrainRun
+from asyncrl.errors import StaleLeaseError
+from asyncrl.keys import TRAIN, VAL, GroupLease
+from asyncrl.ports import GenerateRequest, Prompt, RewardRequest
+from asyncrl.protocol.batch_meta import Tag
+from asyncrl.rollout.scripted import ScriptedEngine
+from asyncrl.tools import FunctionTool, Tool, load_tools
+from asyncrl.transfer_queue import TransferQueue
+
+NewRun = Callable[..., TrainRun]
+Stage = Any  # the fixture's class lives in conftest, which is no module
+
+
+def runner_of(
+    stage: Stage,
+    queue: TransferQueue,
+    engine: ScriptedEngine,
+    run: TrainRun,
+    tools: Mapping[str, Tool] | None = None,
+    **options: Any,
+) -> GroupRunner:
+    chosen = load_tools(["calculator"]) if tools is None else tools
+    return GroupRunner(queue, engine, stage.scorer, stage.template, chosen, run, stage.world, **options)
+
+
+async def tags_of(queue: TransferQueue, partition_id: str = TRAIN) -> dict[str, Tag]:
+    return dict((await queue.kv_list(partition_id)).get(partition_id, {}))
+
+
+def turns(stage: Stage) -> Callable[[GenerateRequest], str]:
+    """Call the calculator in the first turn, answer in the second."""
+    return lambda request: stage.call("1 + 2") if request.request_id.endswith("_0") else "3"
+
+
+async def test_a_group_becomes_finished_with_all_its_rows(
+    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+) -> None:
+    engine = ScriptedEngine(lambda request: stage.template.encode_assistant(turns(stage)(request)), version=4)
+    async with runner_of(stage, queue, engine, new_run()) as runner:
+        runner.start(replace(prompt, global_steps=4))
+        await runner.join()
+        stats = runner.stats()
+    tags = await tags_of(queue)
+    assert tags["a1"] == {"is_prompt": True, "status": "finished", "global_steps": 4}
+    assert sorted(tags) == ["a1", "a1_0_0", "a1_1_0"]
+    names = [
+        "input_ids",
+        "response_mask",
+        "rm_scores",
+        "rollout_log_probs",
+        "token_versions",
+        "uid",
+        "extra_fields",
+        "raw_prompt",
+        "session_id",
+    ]
+    columns = await queue.kv_batch_get(["a1_0_0", "a1_1_0"], partition_id=TRAIN, fields=names)
+    assert columns["uid"] == ["a1", "a1"]
+    assert columns["session_id"].tolist() == [0, 1]
+    for row in range(2):
+        mask, scores = columns["response_mask"][row], columns["rm_scores"][row]
+        assert int(mask.sum()) == tags[f"a1_{row}_0"]["policy_len"]
+        assert scores.sum() == scores[mask][-1] == 1.0
+        assert set(columns["token_versions"][row][mask].tolist()) == {4}
+        assert set(columns["token_versions"][row][~mask].tolist()) == {-1}
+    assert (stats["agents/groups_finished"], stats["agents/sessions_finished"], stats["tools/ok"]) == (1.0, 2.0, 2.0)
+
+
+async def test_status_moves_forward_only(stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
+    seen: list[object] = []
+
+    async def follow() -> None:
+        async for changes in queue.kv_watch(TRAIN):
+            tag = changes.get("a1")
+            if tag is not None:
+                seen.append(tag["status"])
+                if tag["status"] == "finished":
+                    return
+
+    follower = asyncio.create_task(follow())
+    async with runner_of(stage, queue, stage.engine(turns(stage)), new_run()) as runner:
+        await asyncio.sleep(0)
+        runner.start(prompt)
+        await follower
+    assert [status for status, before in zip(seen, [None, *seen], strict=False) if status != before] in (
+        ["pending", "running", "finished"],
+        ["running", "finished"],
+    )
+
+
+async def test_one_failed_session_makes_the_group_a_failure_after_all_have_settled(
+    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+) -> None:
+    settled: list[str] = []
+
+    def score(request: RewardRequest) -> float:
+        settled.append(request.solution_str)
+        if request.solution_str == "bad":
+            raise ZeroDivisionError("in the rule")
+        return 1.0
+
+    stage.scorer.score_with = score
+    engine = stage.engine(lambda request: "bad" if request.request_id.startswith("a1_0") else "3")
+    async with runner_of(stage, queue, engine, new_run()) as runner:
+        runner.start(prompt)
+        await runner.join()
+    tags = await tags_of(queue)
+    assert tags["a1"]["status"] == "failure"
+    assert str(tags["a1"]["failure"]).startswith("ZeroDivisionError (infra): in the rule")
+    assert sorted(settled) == ["3", "bad"]
+    assert "a1_0_0" not in tags  # no row of the failed session, so nothing could train on it
+
+
+async def cancels_itself() -> str:
+    """Cancel."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+    return "never"
+
+
+async def raises_cancelled() -> str:
+    """Cancel."""
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("function", [cancels_itself, raises_cancelled])
+async def test_a_session_cancelled_by_its_tool_fails_its_group_and_no_other(
+    function: Callable[..., object], stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+) -> None:
+    call = '<tool_call>{"name": "cancels", "arguments": {}}</tool_call>'
+    engine = stage.engine(lambda request: call if request.request_id == "a1_0_0" else "3")
+    async with runner_of(stage, queue, engine, new_run(), {"cancels": FunctionTool(function, name="cancels")}) as runner:
+        runner.start(prompt)
+        runner.start(replace(prompt, uid="b2"))
+        await runner.join()
+    tags = await tags_of(queue)
+    assert (tags["a1"]["status"], tags["b2"]["status"]) == ("failure", "finished")
+    assert str(tags["a1"]["failure"]).startswith("CancelledError (infra)")
+
+
+async def test_sessions_and_groups_whose_tasks_are_cancelled_become_failures(
+    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+) -> None:
+    reached = asyncio.Event()
+
+    def note(request: GenerateRequest) -> str:
+        reached.set()
+        return "3"
+
+    stage.scorer.delay_s = 60.0
+    async with runner_of(stage, queue, stage.engine(note), new_run()) as runner:
+        for uid, name in (("a1", "session a1_1"), ("b2", "group b2")):
+            reached.clear()
+            runner.start(replace(prompt, uid=uid))
+            await reached.wait()
+            victim = next(task for task in asyncio.all_tasks() if task.get_name() == name)
+            victim.cancel()
+            stage.scorer.delay_s = 0.0 if uid == "a1" else 60.0
+            await asyncio.wait({victim})
+        other = next(task for task in asyncio.all_tasks() if task.get_name() == "session a1_0")
+        other.cancel()
+        await runner.join()
+        tags = await tags_of(queue)
+    assert (tags["a1"]["status"], tags["b2"]["status"]) == ("failure", "failure")
+    assert "cancelled from inside" in str(tags["a1"]["failure"])
+    assert "cancelled from inside" in str(tags["b2"]["failure"])
+
+
+async def test_a_prompt_that_cannot_be_rendered_fails_its_group(
+    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+) -> None:
+    async with runner_of(stage, queue, stage.saying(), new_run()) as runner:
+        runner.start(replace(prompt, messages=[{"role": "user", "content": 3}]))
+        await runner.join()
+    assert "cannot render" in str((await tags_of(queue))["a1"]["failure"])
+
+
+async def test_leaving_the_runner_cancels_what_is_in_flight(
+    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+) -> None:
+    engine = stage.saying()
+    await engine.pause()
+    async with runner_of(stage, queue, engine, new_run()) as runner:
+        runner.start(prompt)
+        async for changes in queue.kv_watch(TRAIN):
+            if (changes.get("a1") or {}).get("status") == "running":
+                break
+    assert (await tags_of(queue))["a1"]["status"] == "running"
+    assert runner.stats()["agents/groups_in_flight"] == 0.0
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith(("group", "session"))]
+
+
+async def test_a_store_that_refuses_a_group_ends_the_runner_with_that_error(
+    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+) -> None:
+    async def run() -> None:
+        async with runner_of(stage, queue, stage.saying(), new_run()) as runner:
+            runner.start(prompt)
+            await asyncio.Event().wait()
+
+    await queue.open_lease(GroupLease(uid="a1"))
+    with pytest.raises(StaleLeaseError):
+        await run()
+
+
+async def test_an_error_of_the_body_leaves_as_it_is(stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
+    engine = stage.saying()
+    await engine.pause()
+
+    async def run() -> None:
+        async with runner_of(stage, queue, engine, new_run()) as runner:
+            runner.start(prompt)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await run()
+
+
+async def test_a_group_dropped_while_it_runs_is_counted_and_harms_nobody(
+    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+) -> None:
+    reached = asyncio.Event()
+
+    def note(request: GenerateRequest) -> str:
+        reached.set()
+        return "3"
+
+    stage.scorer.delay_s = 0.01
+    async with runner_of(stage, queue, stage.engine(note), new_run()) as runner:
+        runner.start(prompt)
+        await reached.wait()
+        await queue.kv_clear(["a1"], partition_id=TRAIN)
+        await runner.join()
+        assert runner.stats()["agents/groups_dropped"] == 1.0
+    assert await tags_of(queue) == {}
+
+
+async def test_no_more_sessions_run_at_once_than_allowed(
+    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+) -> None:
+    running, most = 0, 0
+
+    async def slow() -> str:
+        """Slow."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return "ok"
+
+    call = '<tool_call>{"name": "slow", "arguments": {}}</tool_call>'
+    engine = stage.engine(lambda request: call if request.request_id.endswith("_0") else "3")
+    run = new_run(agent={"max_concurrent_sessions": 2})
+    async with runner_of(stage, queue, engine, run, {"slow": FunctionTool(slow)}, group_size=6, partition_id=VAL) as runner:
+        runner.start(prompt)
+        await runner.join()
+    assert most == 2
+    assert len(await tags_of(queue, VAL)) == 7

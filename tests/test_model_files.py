@@ -1,0 +1,77 @@
+"""A model folder that lacks something is refused in one line, before torch is imported."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config import ModelConfig
+from asyncrl.errors import ModelError
+from asyncrl.model_files import check_model_files
+
+FILES = {
+    "config.json": "{}",
+    "model.safetensors": "",
+    "tokenizer.json": "{}",
+    "tokenizer_config.json": '{"chat_template": "x"}',
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_whole_folder_passes(folder: Path) -> None:
+    check_model_files(ModelConfig(path=str(folder)))
+
+
+def test_a_template_file_of_its_own_or_of_the_configuration_passes(folder: Path) -> None:
+    (folder / "tokenizer_config.json").unlink()
+    template = folder / "chat_template.jinja"
+    template.write_text("x", encoding="utf-8")
+    check_model_files(ModelConfig(path=str(folder)))
+    template.rename(folder / "other.jinja")
+    check_model_files(ModelConfig(path=str(folder), chat_template=str(folder / "other.jinja")))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
+        (lambda folder: (folder / "tokenizer_config.json").unlink(), "no chat template"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("{}"), "no chat template"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "cannot be read"),
+    ],
+)
+def test_what_is_missing_is_named(spoil: Callable[[Path], object], message: str, folder: Path) -> None:
+    spoil(folder)
+    with pytest.raises(ModelError, match=message) as caught:
+        check_model_files(ModelConfig(path=str(folder)))
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"path": "no/such/model"}, "model.path = 'no/such/model': no such folder"),
+        ({"tokenizer_path": "no/such/tokenizer"}, "model.tokenizer_path = 'no/such/tokenizer': no such folder"),
+        ({"chat_template": "no.jinja"}, "model.chat_template = 'no.jinja': no such file"),
+    ],
+)
+def test_a_wrong_path_names_its_key(keys: dict[str, str], message: str, folder: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        check_model_files(ModelConfig.model_validate({"path": str(folder), **keys}))
+    assert str(caught.value).startswith(message)
+
+
+def test_the_check_needs_no_torch() -> None:
+    code = "import sys, asyncrl.model_files; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
