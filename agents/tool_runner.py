@@ -161,7 +161,7 @@ async def _call_async(tool: Tool, arguments: dict[str, Json], tools_kwargs: dict
         return _checked_text(tool, await result if isinstance(result, Awaitable) else result)
     except asyncio.CancelledError:
         raise
-    except BaseException as error:
+    except BaseException as error:  # it is answered or raised by the caller
         return _Raised(error)
 
 
