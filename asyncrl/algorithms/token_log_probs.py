@@ -8,6 +8,8 @@ from typing import Any, cast
 import torch
 from torch.nn import functional
 
+from asyncrl.algorithms.matmul import input_gradient, linear, weight_gradient
+
 CHUNK_ENTRIES = 1 << 20
 """Logits handled at once: 4 MiB in float32, which stays in a core's cache between the matrix product and the exponentials."""
 KEEP_BYTES = 1 << 30
@@ -88,8 +90,8 @@ class _HeadLogProbs(torch.autograd.Function):
             if grad_bias_V is not None:
                 grad_bias_V += grad_logits.sum(0).to(grad_bias_V.dtype)
             grad_logits = grad_logits.to(hidden.dtype)
-            torch.mm(grad_logits, weight_VH, out=grad_hidden)
-            grad_weight_VH.addmm_(grad_logits.T, hidden)
+            grad_hidden.copy_(input_gradient(grad_logits, weight_VH))
+            grad_weight_VH += weight_gradient(grad_logits, hidden)
         return grad_hidden_NH, grad_weight_VH, grad_bias_V, None, None
 
 
@@ -97,7 +99,7 @@ def _forward_chunk(
     hidden_nH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, labels_n: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """log_probs_n, entropy_n, numerators_nV = exp(logits - max), and their sums_n."""
-    logits_nV = functional.linear(hidden_nH, weight_VH, bias_V)
+    logits_nV = linear(hidden_nH, weight_VH, bias_V)
     if logits_nV.dtype in (torch.float16, torch.bfloat16):
         logits_nV = logits_nV.float()
     if temperature != 1.0:

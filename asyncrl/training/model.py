@@ -16,6 +16,7 @@ from transformers.utils import logging as hf_logging
 from asyncrl.algorithms.token_log_probs import head_log_probs, logits_log_probs
 from asyncrl.config import ModelConfig
 from asyncrl.errors import ModelError
+from asyncrl.training.linear import use_fast_linears
 from asyncrl.training.mesh import shard
 from asyncrl.training.token_batch import TokenBatch
 
@@ -108,6 +109,7 @@ class Policy(nn.Module):
 def build_policy(config: ModelConfig, mesh: DeviceMesh) -> Policy:
     """`load_model` wrapped and sharded over the mesh. Raises ModelError as it does."""
     lm = load_model(config)
+    use_fast_linears(lm)
     policy = Policy(lm)
     shard(policy, _decoder_layers(lm), mesh)
     return policy
