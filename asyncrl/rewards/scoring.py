@@ -42,7 +42,7 @@ class Scorer:
         return result
 
     def stats(self) -> dict[str, float]:
-        """`scored`, `failed`, `timed_out`, and of the pool `calls`, `waiting`, `workers_started`, `workers_ended`."""
+        """`scored`, `failed`, `timed_out`, and of the pool `calls`, `waiting`, `workers`, `workers_started`, `workers_ended`."""
         return {name: float(count) for name, count in self._counts.items()} | self._pool.stats()
 
 

@@ -2,7 +2,7 @@
 
 One request at a time, on the main thread, so that a function may use signals for its own time limits. It loads no torch of its own.
 The user's code meets an ordinary process: its stdout (of C code and child processes, too) goes to the log, its stdin is empty,
-and the pipes to the scorer are private descriptors that a forked child closes at once.
+and the pipes to the scorer are private descriptors that no other program inherits.
 
 Covered: printing, closing or replacing sys.stdout, reading stdin, forking, sys.exit, any exception, endless recursion in
 Python. What ends the process (os._exit, a crash, memory) or never returns is the parent's to see. Not covered: code that looks
@@ -31,12 +31,6 @@ class Channel:
     def __init__(self) -> None:
         self._requests, self._replies = os.dup(0), os.dup(1)
         _point_standard_streams_away()
-        # A forked child that lived on would keep the pipes open, and one that returned from the function would answer twice.
-        os.register_at_fork(after_in_child=self.close)
-
-    def close(self) -> None:
-        os.close(self._requests)
-        os.close(self._replies)
 
     def read(self) -> Json:
         """The next request. Raises EOFError when the scorer has closed its end."""

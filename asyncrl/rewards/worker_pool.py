@@ -165,5 +165,5 @@ class WorkerPool:
             await asyncio.wait([worker.ended for worker in self._alive], timeout=timeout_s)
 
     def stats(self) -> dict[str, float]:
-        """Counters, and how many calls wait now."""
-        return {name: float(count) for name, count in self._counts.items()}
+        """Counters, and how many calls wait and workers live now."""
+        return {name: float(count) for name, count in self._counts.items()} | {"workers": float(len(self._alive))}
