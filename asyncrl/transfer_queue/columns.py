@@ -67,7 +67,7 @@ class Block:
     whose stage wrote the block, None for what agents wrote.
     """
 
-    __slots__ = ("bounds", "live_bytes", "owners", "schema", "step", "values")
+    __slots__ = ("bounds", "live_bytes", "num_owned", "owners", "schema", "step", "values")
 
     def __init__(self, schema: Schema, values: np.ndarray, bounds: list[int], step: int | None, owners: Sequence[str]) -> None:
         self.schema = schema
@@ -76,6 +76,7 @@ class Block:
         self.step = step
         self.owners: list[str | None] = list(owners)
         self.live_bytes = self.size_bytes
+        self.num_owned = len(self.owners)
 
     @property
     def size_bytes(self) -> int:
@@ -88,6 +89,7 @@ class Block:
     def release(self, position: int) -> None:
         """Row `position` has no owner any more."""
         self.owners[position] = None
+        self.num_owned -= 1
         self.live_bytes -= self.bounds[position + 1] - self.bounds[position]
 
 

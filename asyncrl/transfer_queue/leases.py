@@ -94,17 +94,21 @@ class Leases:
         else:
             del self._steps[lease.step]
 
-    def close_writers(self, keys: Iterable[str]) -> None:
-        """The keys are gone: a prompt's group has no lease any more, and of a trajectory only a later lease may write it again."""
-        for key in keys:
-            if self._groups.pop(key, None) is None:
-                self._close_session_of(key)
+    def close_owners(self, owners: Iterable[tuple[str, int | None]]) -> None:
+        """Rows of these are gone: a prompt's group has no lease any more, and a session only a later one."""
+        for uid, session_id in owners:
+            group = self._groups.get(uid)
+            if group is not None and session_id is None:
+                del self._groups[uid]
+            elif group is not None and session_id in group.sessions:
+                group.sessions[session_id].is_open = False
 
-    def _close_session_of(self, key: str) -> None:
+    def close_owner_of(self, key: str) -> None:
+        """The same for a key that was never written, whose owner its name tells."""
         uid, *numbers = key.rsplit("_", 2)
-        group = self._groups.get(uid)
-        if group is not None and numbers and numbers[0].isdecimal() and int(numbers[0]) in group.sessions:
-            group.sessions[int(numbers[0])].is_open = False
+        self.close_owners([(key, None)])
+        if numbers and numbers[0].isdecimal():
+            self.close_owners([(uid, int(numbers[0]))])
 
     def close_step(self, step: int) -> None:
         self._steps.pop(step, None)

@@ -80,6 +80,10 @@ class Partition:
         key = next(key for key in keys if name not in self.row(key).cells)
         raise MissingColumnError(f"key {key!r} in partition {self.partition_id!r} has no field {name!r}; {_producer(name)}")
 
+    def owners(self, keys: Iterable[str]) -> list[tuple[str, int | None]]:
+        """(uid, session_id; None for a prompt) of the rows, each once. Every key exists."""
+        return list({(owner.uid, owner.session_id): None for owner in (self.rows[key].owner for key in keys)})
+
     def group_keys(self, uid: str) -> list[str]:
         """Keys of the group, its prompt included, in the order they came."""
         return list(self._groups.get(uid, ()))
@@ -125,7 +129,7 @@ class Partition:
         if tags is not None:
             for row, tag in zip(rows, tags, strict=True):
                 row.tag = tag
-        touched: dict[Block, str] = {}
+        touched: _Touched = {}
         for name, block in blocks.items():
             self._columns.setdefault(name, _Column(block.schema)).num_cells += len(rows)
             self.size_bytes += block.size_bytes
@@ -150,7 +154,7 @@ class Partition:
 
     def remove(self, keys: Collection[str]) -> None:
         """The rows are gone, with their values. Every key exists."""
-        touched: dict[Block, str] = {}
+        touched: _Touched = {}
         for key in keys:
             row = self.rows.pop(key)
             group = self._groups[row.owner.uid]
@@ -163,37 +167,44 @@ class Partition:
 
     def remove_step_columns(self, keys: Iterable[str]) -> None:
         """The rows as their sessions left them: without the columns that steps wrote. Every key exists."""
-        touched: dict[Block, str] = {}
+        touched: _Touched = {}
         for key in keys:
             cells = self.rows[key].cells
             for name in [name for name, (block, _) in cells.items() if block.step is not None]:
                 self._release(name, cells.pop(name), touched)
         self._tidy(touched)
 
-    def _release(self, name: str, cell: Cell, touched: dict[Block, str]) -> None:
+    @staticmethod
+    def _release(name: str, cell: Cell, touched: "_Touched") -> None:
         block, position = cell
-        before = block.live_bytes
+        if block not in touched:
+            touched[block] = (name, block.live_bytes, block.num_owned)
         block.release(position)
-        self.live_bytes += block.live_bytes - before
-        touched[block] = name
-        column = self._columns[name]
-        column.num_cells -= 1
-        if column.num_cells == 0:
-            del self._columns[name]
 
-    def _tidy(self, touched: Mapping[Block, str]) -> None:
-        """Rewrite the blocks that are mostly waste: once a call, so that clearing a batch copies each block at most once."""
-        for block, name in touched.items():
-            if not block.is_wasteful:
-                continue
-            self.size_bytes -= block.size_bytes
-            if not any(owner is not None for owner in block.owners):
-                continue
-            smaller = compact(block)
-            self.size_bytes += smaller.size_bytes
-            for position, owner in enumerate(smaller.owners):
-                assert owner is not None
-                self.rows[owner].cells[name] = (smaller, position)
+    def _tidy(self, touched: "_Touched") -> None:
+        """Settle the counts and rewrite what is mostly waste: once a call, so that clearing a batch copies a block once."""
+        for block, (name, live_bytes, num_owned) in touched.items():
+            self.live_bytes += block.live_bytes - live_bytes
+            column = self._columns[name]
+            column.num_cells += block.num_owned - num_owned
+            if column.num_cells == 0:
+                del self._columns[name]
+            if block.is_wasteful:
+                self.size_bytes -= block.size_bytes
+                self._rewrite(name, block)
+
+    def _rewrite(self, name: str, block: Block) -> None:
+        if block.num_owned == 0:
+            return
+        smaller = compact(block)
+        self.size_bytes += smaller.size_bytes
+        for position, owner in enumerate(smaller.owners):
+            assert owner is not None
+            self.rows[owner].cells[name] = (smaller, position)
+
+
+_Touched = dict[Block, tuple[str, int, int]]
+"""Blocks that lost rows in this call: field, and live_bytes and num_owned before."""
 
 
 def _producer(name: str) -> str:

@@ -202,9 +202,11 @@ class TransferQueue:
         gone: dict[str, None] = {}
         for key in wanted:
             row = partition.rows.get(key)
-            if row is not None:
+            if row is None:
+                self._leases.close_owner_of(key)
+            else:
                 gone.update(dict.fromkeys(partition.group_keys(key) if row.owner.session_id is None else [key]))
-        self._leases.close_writers([*wanted, *gone])
+        self._leases.close_owners(partition.owners(gone))
         self._remove(partition, gone)
         self._counts["cleared"] += len(gone)
 
@@ -224,7 +226,7 @@ class TransferQueue:
             left = [key for key in partition.group_keys(uid) if key not in gone]
             if left == [uid]:
                 gone[uid] = None
-        self._leases.close_writers(gone)
+        self._leases.close_owners(partition.owners(gone))
         self._remove(partition, gone)
         self._counts["retired"] += len(gone)
 

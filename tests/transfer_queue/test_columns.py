@@ -12,9 +12,9 @@ from tensordict import NonTensorStack, TensorDict
 from asyncrl.errors import DtypeChangeError, FieldError, TagCountError
 from asyncrl.keys import GroupLease, SessionLease, StepLease
 from asyncrl.ports import Json
-from asyncrl.protocol.ragged import lengths_of, ragged, rows_of
+from asyncrl.protocol.ragged import from_values, lengths_of, ragged, rows_of
 from asyncrl.transfer_queue import TransferQueue
-from asyncrl.transfer_queue.columns import Block, Gatherer, compact, encode
+from asyncrl.transfer_queue.columns import Block, ColumnValues, Gatherer, compact, encode
 
 OpenSession = Callable[..., Awaitable[SessionLease]]
 
@@ -149,6 +149,24 @@ async def test_changing_what_was_put_or_got_changes_nothing(queue: TransferQueue
         assert got.get("extra_fields").tolist() == [{"list": [1]}]
         got["responses"].values().zero_()
         got.get("extra_fields").tolist()[0]["list"].clear()
+
+
+@pytest.mark.parametrize("layout", ["jagged", "stacked", "array", "rows", "one row"])
+async def test_changing_a_batch_after_its_put_changes_nothing(layout: str, queue: TransferQueue, open_session: OpenSession) -> None:
+    lease = await open_session()
+    flat = torch.arange(4)
+    values: dict[str, ColumnValues] = {
+        "jagged": from_values(flat, torch.tensor([0, 2, 4])),
+        "stacked": flat.view(2, 2),
+        "array": flat.view(2, 2).numpy(),
+        "rows": [flat[:2], flat[2:]],
+        "one row": [flat],
+    }
+    keys = ["a_0_0"] if layout == "one row" else ["a_0_0", "a_0_1"]
+    await queue.kv_batch_put(keys, partition_id="train", lease=lease, fields={"x": values[layout]})
+    flat.zero_()
+    column = (await queue.kv_batch_get(keys, partition_id="train", fields=["x"]))["x"]
+    assert (column.values() if column.is_nested else column).flatten().tolist() == [0, 1, 2, 3]
 
 
 JSON_VALUES: st.SearchStrategy[Json] = st.recursive(

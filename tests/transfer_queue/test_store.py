@@ -172,8 +172,11 @@ async def test_a_refused_put_names_the_key_and_changes_nothing(name: str, queue:
 async def test_a_dtype_may_change_once_no_row_holds_the_field(queue: TransferQueue, open_session: OpenSession) -> None:
     lease = await open_session()
     keys = await put_rows(queue, lease)
-    await queue.kv_clear(keys, partition_id="train")
     lease = await open_session("a", 1)
+    await queue.kv_put("a_1_0", partition_id="train", lease=lease, fields={"prompts": [1]})
+    with pytest.raises(DtypeChangeError):
+        await queue.kv_put("a_1_0", partition_id="train", lease=lease, fields={"responses": torch.zeros(2)})
+    await queue.kv_clear(keys, partition_id="train")
     await queue.kv_put("a_1_0", partition_id="train", lease=lease, fields={"responses": torch.zeros(2)})
 
 
