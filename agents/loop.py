@@ -21,7 +21,7 @@ from asyncrl.ports import GenerateRequest, Generation, Json, Prompt, RolloutEngi
 
 
 class StopCause(StrEnum):
-    """Why a session ended; `extra_fields["stop_reason"]`."""
+    """Why a session ended; `extra_fields["stop_reason"]`. What is the model's fault is scored as it stands."""
 
     ANSWER = "stop"  # the policy ended a turn without a call
     LENGTH = "length"  # data.max_response_length
@@ -30,11 +30,6 @@ class StopCause(StrEnum):
     MAX_TURNS = "max_turns"
     MAX_PARSE_ERRORS = "max_parse_errors"
     RESULT_TOO_LONG = "tool_result_too_long"  # committed whole or not at all: it did not fit into what was left
-
-    @property
-    def is_model_failure(self) -> bool:
-        """Over-long or unparsable beyond the limit (DESIGN §6, class `model`): the trajectory is still scored as it stands."""
-        return self is not StopCause.ANSWER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,7 @@ class GroupRunner:
             await asyncio.wait(self._group_tasks)
 
     def stats(self) -> dict[str, float]:
-        """Groups and sessions by state so far, those in flight, and the tools' counters."""
+        """Counts so far: `agents/groups_<state>`, `agents/sessions_<state>`, `agents/stop_<reason>`, and the tools' outcomes."""
         counts = {f"agents/{name}": float(count) for name, count in self._counts.items()}
         return counts | {"agents/groups_in_flight": float(len(self._group_tasks))} | self._tools.stats()
 
@@ -123,7 +123,8 @@ class GroupRunner:
     async def _run_sessions(self, prompt: Prompt, lease: GroupLease) -> SessionFailure | None:
         """Run all sessions to their end; returns the first failure in the order of the sessions."""
         try:
-            prompt_ids = tuple(self._parts.template.prompt_ids(prompt.messages))
+            # Off the loop: a long prompt takes milliseconds, and a thread hop is nothing beside a group.
+            prompt_ids = tuple(await self._world.offload(self._parts.template.prompt_ids, prompt.messages))
         except ModelError as error:
             return failure_of(error)
         async with asyncio.TaskGroup() as siblings:
@@ -172,6 +173,7 @@ class GroupRunner:
         result = await run_session(prompt, lease.session_id, self._parts, prompt_ids=prompt_ids)
         if result.failure is not None:
             return result.failure
+        self._counts.update(f"stop_{output.extra_fields.get('stop_reason', 'unknown')}" for output in result.outputs)
         rows = rows_of(prompt, lease.session_id, result.outputs, version=version)
         await self._queue.kv_batch_put(rows.keys, partition_id=self._partition_id, lease=lease, fields=rows.fields, tags=rows.tags)
         return None

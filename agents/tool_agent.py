@@ -24,6 +24,10 @@ MAX_CONTINUATIONS = 8
 """Times that one turn goes on after a close tag inside an argument; each costs a generate call, and a page of them is babble."""
 LONG_ANSWER_CHARS = 1024
 """Above this many characters the answers of a turn are tokenised off the loop (up to 1 ms on it)."""
+LONG_TURN_TOKENS = 1024
+"""Above this many tokens a turn is decoded and parsed off the loop."""
+MAX_CHARS_PER_TOKEN = 512
+"""No vocabulary known to us has a longer token: an answer above this many characters a token of room is not even tokenised."""
 
 
 class ToolAgent:
@@ -81,12 +85,18 @@ class _Session:
                 stop_strings=stop_strings,
             )
             ids += generation.token_ids
-            parsed = self.context.tool_format.parse(self.context.template.decode_turn(ids))
+            parsed = await self._parse(ids)
             if not (parsed.is_open and self._can_go_on(generation, budget - len(ids))):
                 break
         self.num_turns += 1
         self.messages.append({"role": "assistant", "content": self.context.template.decode(ids, skip_special=True)})
         return parsed, generation
+
+    async def _parse(self, ids: list[int]) -> ParsedTurn:
+        parse, decode = self.context.tool_format.parse, self.context.template.decode_turn
+        if len(ids) > LONG_TURN_TOKENS:
+            return await self.context.world.offload(lambda: parse(decode(ids)), pool="files")
+        return parse(decode(ids))
 
     def _can_go_on(self, generation: Generation, room: int) -> bool:
         ended = not generation.token_ids or generation.token_ids[-1] in self.context.template.stop_token_ids
@@ -128,16 +138,19 @@ class _Session:
         return {"role": "tool", "name": call.name, "content": answer.text}
 
     async def _commit(self, answers: Messages) -> StopCause | None:
-        ids = await self._environment_ids(answers)
-        if self.builder.environment_cost(ids) >= self.context.room(self.builder):
+        room, chars = self.context.room(self.builder), sum(len(answer["content"]) for answer in answers)
+        if chars > MAX_CHARS_PER_TOKEN * room:
+            return StopCause.RESULT_TOO_LONG
+        ids = await self._environment_ids(answers, chars)
+        if self.builder.environment_cost(ids) >= room:
             return StopCause.RESULT_TOO_LONG
         self.builder.add_environment(ids)
         self.messages += answers
         return None
 
-    async def _environment_ids(self, answers: Messages) -> list[int]:
+    async def _environment_ids(self, answers: Messages, chars: int) -> list[int]:
         render = self.context.template.environment_ids
-        if sum(len(answer["content"]) for answer in answers) > LONG_ANSWER_CHARS:
+        if chars > LONG_ANSWER_CHARS:
             return await self.context.world.offload(render, answers, pool="files")
         return render(answers)
 

@@ -36,7 +36,7 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"
     UNKNOWN = "unknown"  # no such tool
     INVALID = "invalid"  # arguments that do not fit the schema
-    REFUSED = "refused"  # too many earlier calls still hang
+    REFUSED = "refused"  # too many earlier calls of its kind (threads, or tasks) still hang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,8 @@ class ToolRunner:
             return await self._call(tool, arguments, tools_kwargs.get(call.name) or {})
 
     async def _call(self, tool: Tool, arguments: dict[str, Json], tools_kwargs: dict[str, Json]) -> ToolAnswer:
-        if self.num_abandoned >= self._config.max_abandoned_tools:
+        hanging = self._abandoned_tasks if tool.is_async else self._world.abandoned("tools")
+        if hanging >= self._config.max_abandoned_tools:
             return ToolAnswer(text=f"error: {tool.name} is not available: too many calls hang", outcome=Outcome.REFUSED)
         timeout_s = self._config.tool_timeout_s
         try:
@@ -129,7 +130,11 @@ class ToolRunner:
     @property
     def num_abandoned(self) -> int:
         """Calls whose deadline has passed and that still run, in threads or tasks."""
-        return self._world.abandoned("tools") + sum(not task.done() for task in self._abandoned)
+        return self._world.abandoned("tools") + self._abandoned_tasks
+
+    @property
+    def _abandoned_tasks(self) -> int:
+        return sum(not task.done() for task in self._abandoned)
 
     def stats(self) -> dict[str, float]:
         """`tools/<outcome>` counts, and `tools/abandoned`."""

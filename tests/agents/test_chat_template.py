@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from asyncrl.agents.chat_template import ChatTemplate, load_chat_template
+from asyncrl.agents.chat_template import ChatTemplate, load_chat_template, load_codec
 from asyncrl.agents.text_codec import TextCodec, choose_guard
 from asyncrl.config import ModelConfig
 from asyncrl.errors import ModelError
@@ -142,6 +142,16 @@ def test_a_folder_serves_its_own_template_and_the_models_stop_tokens(tokenizer: 
     loaded = load_chat_template(ModelConfig(path=str(tmp_path)), [SCHEMA])
     assert loaded.stop_token_ids == (2, 0)
     assert (loaded.end_token, loaded.end_token_id) == ("<|im_end|>", 2)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "garbage", "", '{"version": "1.0", "added_tokens": [], "model": {"type": "nope"}}', '{"added_tokens": []}']
+)
+def test_a_damaged_tokenizer_is_an_error_in_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ModelError, match="cannot be loaded") as caught:
+        load_codec(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_template_variables_reach_the_template(codec: TextCodec) -> None:

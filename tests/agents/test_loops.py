@@ -191,6 +191,33 @@ async def test_a_result_that_does_not_fit_is_left_out_whole(stage: Stage, prompt
         assert output.response_mask[-1] == 1
 
 
+async def test_a_flood_of_output_is_not_even_tokenised(
+    stage: Stage, prompt: Prompt, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flood() -> str:
+        """Flood."""
+        return "x" * 1_000_000
+
+    parts = stage.parts(
+        stage.saying('<tool_call>{"name": "flood", "arguments": {}}</tool_call>'), new_run(), {"flood": FunctionTool(flood)}
+    )
+    monkeypatch.setattr(type(parts.template), "environment_ids", None)  # calling it would fail the session
+    result = await run_session(prompt, 0, parts)
+    assert result.outputs[0].extra_fields["stop_reason"] == "tool_result_too_long"
+
+
+async def test_long_turns_and_answers_are_worked_on_off_the_loop(stage: Stage, prompt: Prompt, new_run: NewRun) -> None:
+    def long(text: str) -> str:
+        """Long."""
+        return "7" * 5000
+
+    call = f'<tool_call>{{"name": "long", "arguments": {{"text": "{"é" * 3000}"}}}}</tool_call>'
+    run = new_run(data={"max_response_length": 20_000})
+    output = await only_output(stage, prompt, stage.saying(call, "3"), run, {"long": FunctionTool(long)})
+    assert ("tool", "7" * 5000) in said(output)
+    assert "7" * 5000 in stage.template.decode(output.response_ids)
+
+
 @pytest.mark.parametrize("name", ["tool_agent", "single_turn"])
 async def test_budgets_of_turn_trajectory_and_context(name: str, stage: Stage, prompt: Prompt, new_run: NewRun) -> None:
     long = [5] * 100

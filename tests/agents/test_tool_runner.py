@@ -152,10 +152,14 @@ async def test_a_tool_that_ignores_its_cancellation_is_left_behind_counted_and_r
                 continue
         return "late"
 
-    async with runner_of(made(probe), tool_timeout_s=0.01, max_abandoned_tools=1) as runner:
+    def other() -> str:
+        return "ok"
+
+    async with runner_of(made(probe), made(other, "other"), tool_timeout_s=0.01, max_abandoned_tools=1) as runner:
         assert (await ask(runner)).outcome is Outcome.TIMEOUT
         assert runner.num_abandoned == 1
         assert (await ask(runner)).outcome is Outcome.REFUSED
+        assert (await ask(runner, "other")).outcome is not Outcome.REFUSED  # threads are counted apart
         let_go.set()
 
 
