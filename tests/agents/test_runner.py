@@ -1,11 +1,13 @@
 """Groups on the real store: every started group becomes terminal, and only whole groups are finished."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from blockbuster import blockbuster_ctx
 
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.config import TrainRun
@@ -270,3 +272,34 @@ async def test_no_more_sessions_run_at_once_than_allowed(
         await runner.join()
     assert most == 2
     assert len(await tags_of(queue, VAL)) == 7
+
+
+async def test_nothing_of_a_group_blocks_the_loop(stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
+    def sleepy() -> str:
+        """Sleep."""
+        time.sleep(0.001)
+        return "ok"
+
+    call = '<tool_call>{"name": "sleepy", "arguments": {}}</tool_call>'
+    engine = stage.engine(lambda request: call if request.request_id.endswith("_0") else "3")
+    with blockbuster_ctx("asyncrl"):
+        async with runner_of(stage, queue, engine, new_run(), {"sleepy": FunctionTool(sleepy)}) as runner:
+            runner.start(prompt)
+            await runner.join()
+    assert (await tags_of(queue))["a1"]["status"] == "finished"
+
+
+async def test_the_guard_of_the_loop_bites(stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
+    async def sleepy() -> str:
+        """Sleep on the loop."""
+        time.sleep(0.001)  # noqa: ASYNC251  it is what must be caught
+        return "ok"
+
+    call = '<tool_call>{"name": "sleepy", "arguments": {}}</tool_call>'
+    engine = stage.engine(lambda request: call if request.request_id.endswith("_0") else "3")
+    with blockbuster_ctx("asyncrl"):
+        async with runner_of(stage, queue, engine, new_run(), {"sleepy": FunctionTool(sleepy)}) as runner:
+            runner.start(prompt)
+            await runner.join()
+    columns = await queue.kv_batch_get(["a1_0_0"], partition_id=TRAIN, fields=["extra_fields"])
+    assert columns["extra_fields"][0]["tool_outcomes"] == {"error": 1}
