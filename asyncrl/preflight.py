@@ -14,7 +14,7 @@ from asyncrl.config import RewardConfig, SFTRun, TrainRun, load_run, resolved
 from asyncrl.dataset import RLHFDataset, read_table
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.model_files import check_model_files
-from asyncrl.rewards.scoring import open_scorer
+from asyncrl.rewards.scoring import check_function
 from asyncrl.tools import load_tools
 from asyncrl.world import RealWorld
 
@@ -86,8 +86,8 @@ def _val_rows(run: TrainRun) -> RLHFDataset | None:
 
 
 async def _check_reward(config: RewardConfig) -> None:
-    async with RealWorld() as world, open_scorer(config, world=world):
-        pass
+    async with RealWorld() as world:
+        await check_function(config, world=world)
 
 
 def total_steps(run: TrainRun, num_rows: int) -> int:

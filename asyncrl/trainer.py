@@ -121,10 +121,12 @@ class Trainer:
 
     async def show_groups(self) -> None:
         """Keep the groups on the progress bar up to date, a few times a second at most."""
+        shown = self.world.now()
         while self.sight.is_live:
             await self.admission.changed.wait()
-            self.sight.groups(self.replay.counts())
-            await asyncio.sleep(REDRAW_S)
+            if self.world.now() - shown >= REDRAW_S:
+                shown = self.world.now()
+                self.sight.groups(self.replay.counts())
 
     async def train_step(self, step: int) -> KVBatchMeta:
         """Sample a batch, run the stages under the step's lease, retire it. On failure its groups are sampleable again."""

@@ -11,6 +11,7 @@ from functools import partial
 
 from asyncrl.config import TrainerConfig
 from asyncrl.observe.curve import draw_curve
+from asyncrl.observe.loop_lag import LoopLag
 from asyncrl.observe.metrics import MetricsLog
 from asyncrl.observe.no_signal import NoSignalWatch
 from asyncrl.observe.progress import Progress
@@ -22,10 +23,11 @@ from asyncrl.ports import StageResult, World
 class Sight:
     """The numbers of one run. Made by `open_sight`."""
 
-    def __init__(self, folder: RunFolder, metrics: MetricsLog, bar: Progress, world: World, *, patience: int) -> None:
+    def __init__(self, folder: RunFolder, metrics: MetricsLog, bar: Progress, lag: LoopLag, world: World, *, patience: int) -> None:
         self._folder = folder
         self._metrics = metrics
         self._bar = bar
+        self._lag = lag
         self._world = world
         self._no_signal = NoSignalWatch(patience=patience)
         self._step: dict[str, float] = {}
@@ -65,7 +67,8 @@ class Sight:
         """Complete the step's numbers, show and log them. num_tokens: of the step's trajectories, prompts included."""
         step_s = sum(value for name, value in self._step.items() if name.startswith("timing_s/"))
         tokens_per_s = num_tokens / step_s if step_s else 0.0
-        numbers = {**self._step, **counts, "timing_s/step": step_s, "perf/tokens_per_s": tokens_per_s}
+        lag = {f"loop_lag/{name}": value for name, value in self._lag.stats().items()}
+        numbers = {**self._step, **counts, **lag, "timing_s/step": step_s, "perf/tokens_per_s": tokens_per_s}
         self._step = {}
         if warning := self._no_signal.see(step, numbers):
             self.say(warning)
@@ -89,7 +92,8 @@ async def open_sight(
     metrics = await world.offload(partial(MetricsLog, folder, tensorboard=config.tensorboard))
     try:
         with Progress(total_steps=total_steps, step=step) as bar:
-            yield Sight(folder, metrics, bar, world, patience=config.no_signal_patience)
+            async with LoopLag() as lag:
+                yield Sight(folder, metrics, bar, lag, world, patience=config.no_signal_patience)
     finally:
         await world.offload(metrics.close)
         await world.offload(draw_curve, folder.path)
