@@ -4,8 +4,8 @@ Owns the model copy and its cache; knows slots, positions and padding, and nothi
 
 Deterministic setting. On CPU the bits of a row depend on the shape of the forward it is in: a matrix product with fewer than 4
 rows, a key window off the vector width or another padding of the prompt takes other instructions. So: 1 decode always runs all
-slots, whose number is rounded up to `SLOT_MULTIPLE`; 2 the key window is a multiple of `WINDOW_MULTIPLE`; 3 one prompt a prefill,
-padded to a multiple of `WINDOW_MULTIPLE`. It holds with one intra-op thread.
+slots, whose number is rounded up to `SLOT_MULTIPLE`; 2 the key window is a multiple of `WINDOW_MULTIPLE` and at least
+`LEAST_WINDOW`; 3 one prompt a prefill, padded to a multiple of `WINDOW_MULTIPLE`. It holds with one intra-op thread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 SLOT_MULTIPLE = 8
 """Slots of the deterministic setting are rounded up to this: products of 4 rows or more were seen to give a row the same bits."""
 
+LEAST_WINDOW = 64
+"""Keys that the deterministic setting looks at at least: torch multiplies matrices of less than 400 products by another kernel."""
+
 MAX_PREFILL_TOKENS = 4096
 """Padded tokens of one prefill forward, which bound its activations. A longer prompt has a forward of its own."""
 
@@ -38,8 +41,9 @@ class ModelRunner:
         self.deterministic = deterministic
         self._model = model
         model.train(False).requires_grad_(False)
-        padded_len = _round_up(context_len, WINDOW_MULTIPLE)
-        self.cache = SlotCache(_round_up(num_slots, SLOT_MULTIPLE) if deterministic else num_slots, padded_len, self.shape)
+        self._least_window = LEAST_WINDOW if deterministic else WINDOW_MULTIPLE
+        num_slots = _round_up(num_slots, SLOT_MULTIPLE) if deterministic else num_slots
+        self.cache = SlotCache(num_slots, self._window(context_len), self.shape)
         self._last: torch.Tensor | None = None
         reference = _plain_logits(model)
         model.set_attn_implementation(NAME)
@@ -68,7 +72,7 @@ class ModelRunner:
         Returns logits [rows, vocab], which the caller may overwrite.
         """
         num_rows = tokens.shape[0]
-        window = _round_up(int(positions.max()) + 1, WINDOW_MULTIPLE)
+        window = self._window(int(positions.max()) + 1)
         self.cache.place_decode(positions, window)
         if self.deterministic:
             idle = (0, self.cache.num_slots - num_rows)
@@ -81,6 +85,9 @@ class ModelRunner:
         """Take over a snapshot's weights. Raises EngineError, with nothing changed, when names or shapes do not match."""
         copy_tensors(match_tensors(self._model, tensors))
         repack(self._packed)
+
+    def _window(self, length: int) -> int:
+        return max(self._least_window, _round_up(length, WINDOW_MULTIPLE))
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         out = self._model(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache, use_cache=True)

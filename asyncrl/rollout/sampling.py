@@ -84,7 +84,8 @@ def sample(logits_BV: torch.Tensor, params: RowParams, uniforms_B: torch.Tensor)
     ids_B1 = invert_cdf(probs_BV, uniforms_B[:, None])
     if params.greedy:
         ids_B1 = torch.where(is_greedy_B1, scaled_BV.argmax(-1, keepdim=True), ids_B1)
-    return ids_B1[:, 0], probs_BV.gather(-1, ids_B1)[:, 0].log()
+    # float32 `log` rounds differently in the vector body and in the tail, so a row's bits would depend on the number of rows.
+    return ids_B1[:, 0], probs_BV.gather(-1, ids_B1)[:, 0].double().log().float()
 
 
 def invert_cdf(weights_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> torch.Tensor:
@@ -99,7 +100,7 @@ def invert_cdf(weights_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> torch.Ten
     index_B1K = block_B1[:, :, None].expand(-1, -1, BLOCK)
     token_ends_BK = blocks_BNK.gather(1, index_B1K)[:, 0].cumsum(-1, dtype=torch.float64)
     offset_B1, _ = _locate(token_ends_BK, rest_B1)
-    return block_B1 * BLOCK + offset_B1
+    return (block_B1 * BLOCK + offset_B1).clamp_max(weights_BV.shape[-1] - 1)
 
 
 def _in_blocks(weights_BV: torch.Tensor) -> torch.Tensor:
@@ -116,7 +117,9 @@ def _locate(ends_BN: torch.Tensor, targets_B1: torch.Tensor) -> tuple[torch.Tens
     """
     total_B1 = ends_BN[:, -1:]
     targets_B1 = torch.minimum(targets_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
-    index_B1 = torch.searchsorted(ends_BN, targets_B1, right=True)
+    # The clamp is for rows of NaN alone: their log-prob is NaN, which the scheduler answers, and an index beyond the end would
+    # take the rows of the others with it.
+    index_B1 = torch.searchsorted(ends_BN, targets_B1, right=True).clamp_max(ends_BN.shape[-1] - 1)
     start_B1 = torch.where(index_B1 > 0, ends_BN.gather(-1, (index_B1 - 1).clamp_min(0)), torch.zeros_like(total_B1))
     return index_B1, targets_B1 - start_B1
 

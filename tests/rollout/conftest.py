@@ -1,0 +1,181 @@
+"""Tiny random models, and one kit an engine: what the conformance suite needs to know of an engine to test it.
+
+An engine joins the suite by a kit of its own in `KITS`.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from asyncrl.ports import GenerateRequest, Generation, RolloutEngine, SamplingParams, WeightSnapshot
+from asyncrl.rollout.torch_engine import TorchEngine
+
+VOCAB = 150
+Decode = Callable[[list[int]], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Weights by name."""
+
+    tensors: Mapping[str, torch.Tensor]
+
+
+def build_model(kind: str, seed: int, **overrides: object) -> PreTrainedModel:
+    """A random model of two layers, with weights so large that a version leaves its mark on every log-prob."""
+    torch.manual_seed(seed)
+    sizes: dict[str, object] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.15,
+    }
+    sizes |= overrides
+    model: PreTrainedModel
+    match kind:
+        case "qwen2":
+            model = Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=True))  # type: ignore[no-untyped-call, arg-type]
+        case "qwen3":
+            model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=16))  # type: ignore[no-untyped-call, arg-type]
+        case "llama":
+            model = LlamaForCausalLM(LlamaConfig(**sizes))  # type: ignore[no-untyped-call, arg-type]
+        case _:
+            raise AssertionError(kind)
+    model.train(False)
+    return model
+
+
+def spell(ids: list[int]) -> str:
+    """One letter a token: a decode function without a tokenizer."""
+    return "".join(chr(0x4E00 + token) for token in ids)
+
+
+class EngineKit(Protocol):
+    """An engine under test, and an independent computation of what it should have sampled from."""
+
+    vocab_size: int
+
+    def make(
+        self, *, max_num_seqs: int = 8, context_len: int = 128, version: int = 0, decode: Decode | None = spell
+    ) -> RolloutEngine: ...
+
+    def snapshot(self, version: int) -> WeightSnapshot:
+        """Weights of a version; those of version 0 are the engine's own at its start."""
+        ...
+
+    def log_probs(self, version: int, ids: Sequence[int], temperature: float) -> torch.Tensor:
+        """[len(ids) - 1, vocab]: log-probs of each next token by a plain forward of the version's weights."""
+        ...
+
+    def kill(self, engine: RolloutEngine) -> None:
+        """Make the engine die of an internal error."""
+        ...
+
+
+class TorchKit:
+    """The embedded engine over one of the tiny models."""
+
+    vocab_size = VOCAB
+
+    def __init__(self, kind: str, *, deterministic: bool = False) -> None:
+        self._kind = kind
+        self._deterministic = deterministic
+        self._model = cache(lambda version: build_model(kind, seed=100 + version))
+
+    def make(
+        self, *, max_num_seqs: int = 8, context_len: int = 128, version: int = 0, decode: Decode | None = spell
+    ) -> RolloutEngine:
+        return TorchEngine(
+            build_model(self._kind, seed=100),
+            max_num_seqs=max_num_seqs,
+            context_len=context_len,
+            deterministic=self._deterministic,
+            version=version,
+            decode=decode,
+        )
+
+    def snapshot(self, version: int) -> WeightSnapshot:
+        return Snapshot(tensors=dict(self._model(version).state_dict()))
+
+    def log_probs(self, version: int, ids: Sequence[int], temperature: float) -> torch.Tensor:
+        with torch.no_grad():
+            logits = self._model(version)(input_ids=torch.tensor([ids])).logits[0, :-1]
+        return torch.log_softmax(logits.double() / temperature, -1)
+
+    def kill(self, engine: RolloutEngine) -> None:
+        def die() -> None:
+            raise RuntimeError("out of luck")
+
+        assert isinstance(engine, TorchEngine)
+        engine._commands.put(die)
+
+
+KITS: dict[str, Callable[[], EngineKit]] = {
+    "torch-qwen2": lambda: TorchKit("qwen2"),
+    "torch-qwen3": lambda: TorchKit("qwen3"),
+    "torch-llama": lambda: TorchKit("llama"),
+    "torch-deterministic": lambda: TorchKit("qwen2", deterministic=True),
+}
+
+
+@pytest.fixture(params=KITS)
+def kit(request: pytest.FixtureRequest) -> EngineKit:
+    """Each engine in turn."""
+    return KITS[request.param]()
+
+
+def make_request(
+    prompt: Sequence[int] = (1, 2, 3), *, seed: int = 0, sampling: SamplingParams | None = None, **params: object
+) -> GenerateRequest:
+    """A request with sampling parameters by keyword."""
+    sampling = sampling or SamplingParams(**params)  # type: ignore[arg-type]
+    return GenerateRequest(request_id=f"request-{seed}", prompt_ids=prompt, sampling=sampling, seed=seed)
+
+
+RequestMaker = Callable[..., GenerateRequest]
+ModelMaker = Callable[..., PreTrainedModel]
+
+
+@pytest.fixture
+def request_of() -> RequestMaker:
+    return make_request
+
+
+@pytest.fixture
+def tiny_model() -> ModelMaker:
+    return build_model
+
+
+@pytest.fixture
+def snapshot_of() -> Callable[[Mapping[str, torch.Tensor]], Snapshot]:
+    return lambda tensors: Snapshot(tensors=tensors)
+
+
+async def _generate_all(engine: RolloutEngine, requests: Sequence[GenerateRequest]) -> list[Generation]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(engine.generate(request)) for request in requests]
+    return [task.result() for task in tasks]
+
+
+@pytest.fixture
+def generate_all() -> Callable[..., object]:
+    """Run requests at once; results in their order."""
+    return _generate_all
