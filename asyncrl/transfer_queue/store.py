@@ -176,13 +176,18 @@ class TransferQueue:
     async def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
         """Partition -> key -> tag, in the order the keys came. A partition that is asked for by name is there, if empty."""
         chosen = list(self._partitions) if partition_id is None else [partition_id]
-        return {name: dict(self._tags(name)) for name in chosen}
+        return {name: self._tags(name) for name in chosen}
 
     def kv_watch(self, partition_id: str) -> Watch:
         """Async iterator of `{key: tag, or None when gone}`: a snapshot first, then the changed keys at each wake. Begins now."""
-        watch = Watch(partition_id, self._tags)
+        watch = Watch(snapshot=lambda: dict(self._tags(partition_id)), read=lambda key: self._tag(partition_id, key))
         self._watches.setdefault(partition_id, []).append(weakref.ref(watch))
         return watch
+
+    def _tag(self, partition_id: str, key: str) -> Tag | None:
+        partition = self._partitions.get(partition_id)
+        row = None if partition is None else partition.rows.get(key)
+        return None if row is None else row.tag
 
     def _tags(self, partition_id: str) -> dict[str, Tag]:
         partition = self._partitions.get(partition_id)

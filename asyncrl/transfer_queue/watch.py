@@ -10,19 +10,18 @@ A change costs one entry a watch, whatever the number of keys. Invariants:
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Self
 
 from asyncrl.protocol.batch_meta import Tag
-
-Tags = Mapping[str, Tag]
 
 
 class Watch:
     """Async iterator of `{key: tag, or None when the key is gone}`. One consumer, whose deadline bounds the wait."""
 
-    def __init__(self, partition_id: str, read: Callable[[str], Tags]) -> None:
-        self._partition_id = partition_id
+    def __init__(self, *, snapshot: Callable[[], dict[str, Tag | None]], read: Callable[[str], Tag | None]) -> None:
+        """snapshot: all tags now, asked for once; read: the tag of one key now, None when it is gone."""
+        self._snapshot = snapshot
         self._read = read
         self._has_begun = False
         self._changed: dict[str, bool] = {}  # key -> whether the last item knew it
@@ -58,10 +57,9 @@ class Watch:
                 raise StopAsyncIteration
             self._wake.clear()
             await self._wake.wait()
-        tags = self._read(self._partition_id)
         if not self._has_begun:
             self._has_begun = True
-            return dict(tags)
-        changes = {key: tags.get(key) for key in self._changed}
+            return self._snapshot()
+        changes = {key: self._read(key) for key in self._changed}
         self._changed.clear()
         return changes

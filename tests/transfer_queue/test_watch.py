@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from asyncrl.keys import GroupLease, SessionLease, StepLease
-from asyncrl.transfer_queue import TransferQueue
+from asyncrl.protocol.batch_meta import Tag
+from asyncrl.transfer_queue import TransferQueue, Watch
 
 OpenSession = Callable[..., Awaitable[SessionLease]]
 
@@ -140,12 +141,19 @@ async def test_leaving_the_store_ends_a_watch_after_its_last_changes(queue: Tran
     assert [item async for item in watch] == [{"a": {"n": 1}}]
 
 
-async def test_what_a_change_costs_does_not_grow_with_the_keys(queue: TransferQueue, open_session: OpenSession) -> None:
-    """The item after a change holds that change alone, however many keys are alive."""
-    lease = await open_session()
-    keys = [f"a_0_{i}" for i in range(5000)]
-    await queue.kv_batch_put(keys, partition_id="train", lease=lease, tags=[{"n": i} for i in range(5000)])
-    watch = queue.kv_watch("train")
-    assert len(await anext(watch)) == 5000
-    await tag(queue, "a_0_17", lease, -1)
-    assert await anext(watch) == {"a_0_17": {"n": -1}}
+async def test_what_a_change_costs_does_not_grow_with_the_keys() -> None:
+    """All tags are read once, for the snapshot; after it only those of the keys that changed."""
+    snapshots: list[dict[str, Tag | None]] = [{f"k{number}": {} for number in range(1000)}]
+    read: list[str] = []
+
+    def read_one(key: str) -> Tag:
+        read.append(key)
+        return {"n": 1}
+
+    watch = Watch(snapshot=snapshots.pop, read=read_one)
+    assert len(await anext(watch)) == 1000
+    assert not read
+    watch.note("k17", existed=True, exists=True)
+    watch.note("k17", existed=True, exists=True)
+    assert await anext(watch) == {"k17": {"n": 1}}
+    assert read == ["k17"]
