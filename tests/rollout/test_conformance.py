@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
+from blockbuster import blockbuster_ctx
 
 from asyncrl.errors import EngineError, PromptTooLongError
 from asyncrl.ports import GenerateRequest, Generation, RolloutEngine, StopReason
@@ -283,6 +284,19 @@ async def test_closing_fails_what_is_in_flight(kit: Kit, request_of: MakeRequest
         assert "closed" in str(result)
     with pytest.raises(EngineError, match="closed"):
         await engine.generate(request_of())
+
+
+async def test_nothing_blocks_the_loop(kit: Kit, request_of: MakeRequest) -> None:
+    engine = kit.make()
+    with blockbuster_ctx("asyncrl"):
+        async with engine:
+            task = asyncio.create_task(engine.generate(request_of(max_tokens=100)))
+            await engine.generate(request_of(max_tokens=2))
+            await engine.publish(1, kit.snapshot(1))
+            await engine.pause()
+            await engine.resume()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_an_engine_that_was_not_started_says_so(kit: Kit, request_of: MakeRequest) -> None:
