@@ -70,43 +70,42 @@ class Trainer:
     stop: Stop
     total_steps: int
     border: Border = field(default_factory=Border)
+    _saved: Border = field(default_factory=Border, init=False)
 
     async def fit(self) -> None:
         """Train until the last step or a stop; leaves a checkpoint of the last border."""
-        saved = self.border.step
+        self._saved = self.border
         async with asyncio.TaskGroup() as background:
             following = background.create_task(self.replay.run())
             admitting = background.create_task(self.admit())
             showing = background.create_task(self.show_groups())
             try:
-                saved = await self._steps(admitting, saved)
+                await self._steps(admitting)
             except StopRequested:
                 self.sight.say(f"stopping after step {self.border.step}")
             finally:
                 for task in (admitting, showing, following):
                     task.cancel()
-        if saved != self.border.step:
-            await self.save(self.border)
+        await self._save()
 
-    async def _steps(self, admitting: asyncio.Task[None], saved: int) -> int:
-        """All steps that are left; returns the step of the newest checkpoint."""
+    async def _steps(self, admitting: asyncio.Task[None]) -> None:
+        """All steps that are left, with what is due between them."""
         config = self.run.trainer
         if self.border.step == 0 and config.val_before_train:
             await self._evaluate()
         while self.border.step < self.total_steps:
             step = self.border.step + 1
             batch = await self.train_step(step)
-            if config.save_freq and step % config.save_freq == 0:
-                await self.save(self.border)
-                saved = step
-            if step == self.total_steps:
+            is_last = step == self.total_steps
+            if is_last or (config.save_freq and step % config.save_freq == 0):
+                await self._save()
+            if is_last:
                 admitting.cancel()
             await self.publish(step)
             num_tokens = sum(int(tag["seq_len"]) for tag in batch.tags)
             await self.sight.end_step(step, self._counts(step), num_tokens=num_tokens)
-            if step == self.total_steps or (config.test_freq and step % config.test_freq == 0):
+            if is_last or (config.test_freq and step % config.test_freq == 0):
                 await self._evaluate()
-        return saved
 
     async def admit(self) -> None:
         """Keep as many groups alive as the staleness bound allows; ends with the feed."""
@@ -174,6 +173,11 @@ class Trainer:
             raise DeadlineError(
                 f"the engine did not take version {version} within rollout.request_timeout_s = {timeout_s:g} s"
             ) from error
+
+    async def _save(self) -> None:
+        if self._saved != self.border:
+            await self.save(self.border)
+            self._saved = self.border
 
     async def _evaluate(self) -> None:
         if self.evaluate is None:
