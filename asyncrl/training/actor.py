@@ -106,7 +106,7 @@ class Actor:
         pick = batch.rows.on_policy_tokens
         tokens = batch.rows.token_batch(rows)
         if not len(tokens.labels_n):
-            return  # only observations: nothing to learn, and the fused head refuses an empty matrix
+            return  # only observations: nothing to learn
         log_prob, entropy = self._learner.policy(tokens, self._temperature, config.entropy_coeff > 0)
         old = pick(batch.old, rows) if batch.old else log_prob.detach()
         weight = pick(weights, rows)
