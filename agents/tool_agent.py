@@ -114,18 +114,20 @@ class _Session:
 
     async def _answer_all(self, calls: tuple[ToolCall | ParseError, ...]) -> Messages:
         """Answers in the order of the calls, which run at the same time."""
-        left = max(0, self.context.agent.max_tool_calls - self.num_tool_calls)
-        places: dict[int, int] = {}
-        for place, call in enumerate(calls):
-            if isinstance(call, ToolCall):
-                places[place] = len(places)
-        self.num_tool_calls += min(left, len(places))
+        allowed = [self._count_call(call) for call in calls]
+        if len(calls) == 1:  # most turns: no task of its own, and no turn of the loop before the tool starts
+            return [await self._answer(calls[0], allowed=allowed[0])]
         async with asyncio.TaskGroup() as together:
-            tasks = [
-                together.create_task(self._answer(call, allowed=places.get(place, 0) < left)) for place, call in enumerate(calls)
-            ]
+            tasks = [together.create_task(self._answer(call, allowed=may)) for call, may in zip(calls, allowed, strict=True)]
         # A task that was cancelled from inside raises here; the group itself passes over it.
         return [task.result() for task in tasks]
+
+    def _count_call(self, call: ToolCall | ParseError) -> bool:
+        """Does the budget of calls allow this one? It is counted if so."""
+        if isinstance(call, ParseError) or self.num_tool_calls >= self.context.agent.max_tool_calls:
+            return False
+        self.num_tool_calls += 1
+        return True
 
     async def _answer(self, call: ToolCall | ParseError, *, allowed: bool) -> dict[str, Json]:
         if isinstance(call, ParseError):
