@@ -29,7 +29,7 @@ TRAIN_ROWS = 2048
 """More than 80 steps of 16 prompts take."""
 VAL_ROWS = 256
 MECHANICS_ROWS, STYLE_ROWS = 16_000, 6_000
-"""The warm start sees the first about two and a half times, the second twice."""
+"""The warm start passes over each about three times."""
 TOKENIZER_ROWS = 500
 """Conversations that the merges come from: every fixed piece of text occurs in them hundreds of times."""
 

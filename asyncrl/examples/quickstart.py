@@ -16,6 +16,7 @@ from asyncrl import cli
 from asyncrl.config import SFTRun, load_run
 from asyncrl.errors import UserError
 from asyncrl.examples.calculator import QuickstartFiles, make
+from asyncrl.stopping import Stop
 
 SFT_CONFIG, TRAIN_CONFIG = "quickstart-sft.toml", "quickstart.toml"
 
@@ -42,14 +43,22 @@ def train_overrides(files: QuickstartFiles, model: Path, *, runs: Path, seed: in
     ]
 
 
-def warm_start(configs: Path, files: QuickstartFiles, *, runs: Path, seed: int) -> Path:
-    """Run the warm start; returns its run folder."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C in the warm start, as shells give it: there is no model to train on."""
+
+
+def warm_start(configs: Path, files: QuickstartFiles, *, runs: Path, seed: int, stop: Stop | None = None) -> Path:
+    """Run the warm start; returns its run folder. Raises typer.Exit when it was stopped halfway."""
     from asyncrl.preflight import check_sft
     from asyncrl.sft import run_sft
 
     run = load_run(SFTRun, configs / SFT_CONFIG, sft_overrides(files, runs=runs, seed=seed))
     check_sft(run)
-    return asyncio.run(run_sft(run))
+    stop = stop or Stop()
+    folder = asyncio.run(run_sft(run, stop=stop))
+    if stop.is_requested:
+        raise typer.Exit(INTERRUPTED)
+    return folder
 
 
 def main(

@@ -3,15 +3,17 @@
 from pathlib import Path
 
 import pytest
+import typer
 
 from asyncrl.agents.chat_template import ChatTemplate, load_chat_template
 from asyncrl.config import ModelConfig, SFTRun, TrainRun, load_run
 from asyncrl.dataset import RLHFDataset
 from asyncrl.examples.calculator import TRAIN_ROWS, VAL_ROWS, QuickstartFiles, demonstrations, make, train_rows, val_rows
 from asyncrl.examples.demonstrator import Habit
-from asyncrl.examples.quickstart import SFT_CONFIG, TRAIN_CONFIG, sft_overrides, train_overrides
+from asyncrl.examples.quickstart import INTERRUPTED, SFT_CONFIG, TRAIN_CONFIG, sft_overrides, train_overrides, warm_start
 from asyncrl.preflight import check_sft, check_train
 from asyncrl.sft import encode_conversation
+from asyncrl.stopping import Stop
 from asyncrl.tools import load_tools
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -59,6 +61,14 @@ def test_every_prompt_and_useful_trajectory_fits(files: QuickstartFiles, tmp_pat
 
 def template_of(files: QuickstartFiles) -> ChatTemplate:
     return load_chat_template(ModelConfig(path=str(files.model)), [tool.schema for tool in load_tools(["calculator"]).values()])
+
+
+def test_an_interrupted_warm_start_is_not_trained_on(files: QuickstartFiles, tmp_path: Path) -> None:
+    stop = Stop()
+    stop.request()
+    with pytest.raises(typer.Exit) as caught:
+        warm_start(CONFIGS, files, runs=tmp_path, seed=1, stop=stop)
+    assert caught.value.exit_code == INTERRUPTED
 
 
 @pytest.mark.parametrize("name", ["hf_model.toml", "gsm8k.toml"])
