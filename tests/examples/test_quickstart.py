@@ -1,5 +1,6 @@
 """The quick start's configurations: they load, and fit the problems, the model and one another."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,10 +65,14 @@ def template_of(files: QuickstartFiles) -> ChatTemplate:
 
 
 def test_an_interrupted_warm_start_is_not_trained_on(files: QuickstartFiles, tmp_path: Path) -> None:
+    few = QuickstartFiles(folder=tmp_path / "few")
+    shutil.copytree(files.model, few.model)
+    for whole, part in ((files.mechanics, few.mechanics), (files.style, few.style)):
+        part.write_text("".join(whole.read_text().splitlines(keepends=True)[:20]))
     stop = Stop()
     stop.request()
     with pytest.raises(typer.Exit) as caught:
-        warm_start(CONFIGS, files, runs=tmp_path, seed=1, stop=stop)
+        warm_start(CONFIGS, few, runs=tmp_path, seed=1, stop=stop)
     assert caught.value.exit_code == INTERRUPTED
 
 
