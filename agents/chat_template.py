@@ -52,6 +52,7 @@ class ChatTemplate:
         """Each ends a turn: the template's end token first, then the tokenizer's and the model's own."""
         if self._schemas:
             self._refuse_silent_tools()
+        self._environment_schemas = self._schemas if self._shows_tools_after_a_turn() else None
 
     # --- text -> ids ------------------------------------------------------------------------------------------------------------
 
@@ -110,9 +111,23 @@ class ChatTemplate:
                 f"{self._where()} ignores tools: the model would never see them; set model.chat_template to one that shows them"
             )
 
+    def _shows_tools_after_a_turn(self) -> bool:
+        """Do the tool schemas change what follows an assistant turn? Mostly not, and rendering without them takes half the time."""
+        self._environment_schemas = self._schemas
+        probes: list[Messages] = [[{"role": role, "content": _RESULT}] for role in ("tool", "user", "system")]
+        with_tools = [self._probed(probe) for probe in probes]
+        self._environment_schemas = None
+        return [self._probed(probe) for probe in probes] != with_tools
+
+    def _probed(self, messages: Messages) -> str:
+        try:
+            return self._environment_text(messages, _MARK)
+        except ModelError as error:
+            return f"refused: {error}"
+
     def _environment_text(self, messages: Messages, mark: str) -> str:
         guarded = [self.codec.guard_message(message, mark) for message in messages]
-        text = self._render([*_PROBE, {"role": "assistant", "content": _MARK}, *guarded], self._schemas)
+        text = self._render([*_PROBE, {"role": "assistant", "content": _MARK}, *guarded], self._environment_schemas)
         _, marked, after = text.partition(_MARK)
         found = next((found for found in self.codec.find_control(after, mark) if found[0] == self.end_token), None)
         if not marked or found is None:

@@ -16,7 +16,7 @@ text to a message's (`"<|" ~ content ~ "|>"`); no template known to us does that
 import json
 import re
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _GUARDS = tuple(chr(0x10FFFD - step) for step in range(64))
 """Private-use characters at the end of Unicode; the first one that no text contains is the guard."""
+_SHORT_PIECE_CHARS = 24
 
 
 class TextCodec:
@@ -43,6 +44,7 @@ class TextCodec:
         self.tokenizer = tokenizer
         self._spec_file = spec_file
         self._backend = backend
+        self._short_piece_ids = lru_cache(maxsize=4096)(lambda text: tuple(self.encode_plain(text)))
 
     @cached_property
     def _spec(self) -> dict[str, Json]:
@@ -114,17 +116,20 @@ class TextCodec:
         ids: list[int] = []
         position = 0
         for found in self.find_control(text, mark):
-            ids += self._piece(text[position : found.start()], mark)
+            ids.extend(self._piece(text[position : found.start()], mark))
             ids.append(self.control[found[0]])
             position = found.end()
-        return ids + self._piece(text[position:], mark)
+        ids.extend(self._piece(text[position:], mark))
+        return ids
 
     def find_control(self, text: str, mark: str) -> Iterable[re.Match[str]]:
         """Unguarded control tokens in `text`, left to right."""
         return (found for found in self._pattern.finditer(text) if not text.endswith(mark, 0, found.start()) or len(found[0]) > 1)
 
-    def _piece(self, text: str, mark: str) -> list[int]:
-        return self.encode_plain(text.replace(mark, "")) if text else []
+    def _piece(self, text: str, mark: str) -> Sequence[int]:
+        text = text.replace(mark, "")
+        # Most pieces are the template's own ("user\n"), so short ones are remembered.
+        return self._short_piece_ids(text) if len(text) <= _SHORT_PIECE_CHARS else self.encode_plain(text)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """Text of ids; half a character becomes U+FFFD. `skip_special` leaves out tokens marked special, not `<tool_call>`."""

@@ -154,6 +154,13 @@ def test_a_damaged_tokenizer_is_an_error_in_one_line(text: str, tmp_path: Path) 
     assert "\n" not in str(caught.value)
 
 
+def test_tools_that_the_template_shows_after_a_turn_are_shown_there(codec: TextCodec) -> None:
+    show = "{% if loop.last and tools %}{{ tools[0].function.name }} {% endif %}"
+    text = "{% for m in messages %}" + show + "{{ m.content }}<|im_end|>{% endfor %}"
+    template = ChatTemplate(codec, template=text, tool_schemas=[SCHEMA])
+    assert template.decode(template.environment_ids([{"role": "user", "content": "1"}])) == "look 1<|im_end|>"
+
+
 def test_template_variables_reach_the_template(codec: TextCodec) -> None:
     text = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}{{ mood }}"
     template = ChatTemplate(codec, template=text, kwargs={"mood": "glad"})
