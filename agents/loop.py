@@ -5,8 +5,6 @@ between sessions: one object serves all of them at once.
 """
 
 import asyncio
-import importlib
-import inspect
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
@@ -16,7 +14,7 @@ from asyncrl.agents.token_builder import TokenBuilder
 from asyncrl.agents.tool_calls import ToolCallFormat
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import AgentConfig
-from asyncrl.errors import ConfigError, DeadlineError, PromptTooLongError
+from asyncrl.errors import DeadlineError, PromptTooLongError
 from asyncrl.ports import GenerateRequest, Generation, Json, Prompt, RolloutEngine, SamplingParams, World
 
 
@@ -152,25 +150,3 @@ def output_of(
         num_turns=num_turns,
         extra_fields={"stop_reason": str(stop), "messages": messages, **extra_fields},
     )
-
-
-# --- loops by name --------------------------------------------------------------------------------------------------------------
-
-BUILT_IN: dict[str, str] = {
-    "single_turn": "asyncrl.agents.single_turn:SingleTurn",
-    "tool_agent": "asyncrl.agents.tool_agent:ToolAgent",
-}
-
-
-def load_agent_loop(name: str) -> AgentLoop:
-    """`single_turn`, `tool_agent` or `module:Class` (made without arguments). Raises ConfigError."""
-    module_name, colon, attribute = BUILT_IN.get(name, name).partition(":")
-    if not (module_name and colon and attribute):
-        raise ConfigError(f"agent.name = {name!r}: choose one of {', '.join(BUILT_IN)}, or give module:Class")
-    try:
-        made: AgentLoop = getattr(importlib.import_module(module_name), attribute)()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(f"agent.name = {name!r} cannot be loaded: {error}") from error
-    if not inspect.iscoroutinefunction(getattr(made, "run", None)):
-        raise ConfigError(f"agent.name = {name!r} has no `async def run(prompt, context)`")
-    return made

@@ -12,7 +12,8 @@ import traceback
 from dataclasses import dataclass, replace
 
 from asyncrl.agents.chat_template import ChatTemplate
-from asyncrl.agents.loop import AgentLoop, AgentLoopOutput, SessionContext, load_agent_loop
+from asyncrl.agents.loop import AgentLoop, AgentLoopOutput, SessionContext
+from asyncrl.agents.registry import load_agent_loop
 from asyncrl.agents.tool_calls import ToolCallFormat, tool_call_format
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun

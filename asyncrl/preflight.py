@@ -10,6 +10,7 @@ from pathlib import Path
 
 import tomli_w
 
+from asyncrl.agents.registry import check_agent_name
 from asyncrl.config import RewardConfig, SFTRun, TrainRun, load_run, resolved
 from asyncrl.dataset import RLHFDataset, read_table
 from asyncrl.errors import CheckpointError, ConfigError
@@ -33,6 +34,7 @@ class RunInputs:
 def check_train(run: TrainRun) -> RunInputs:
     """Files, rows, model directory, tools, reward function and batch arithmetic of a training run."""
     check_model_files(run.model)
+    check_agent_name(run.agent.name)
     load_tools(run.agent.tools)
     inputs = RunInputs(
         train_rows=RLHFDataset(run.data.train_files, run.data, max_rows=run.data.max_rows),
@@ -60,6 +62,7 @@ def check_eval(checkpoint: Path, file: Path, config: Path | None, overrides: Seq
     given = [f"model.path={str(model)!r}", f"data.val_files={str(file)!r}", *overrides]
     run = load_run(TrainRun, source, given)
     check_model_files(run.model)
+    check_agent_name(run.agent.name)
     load_tools(run.agent.tools)
     asyncio.run(_check_reward(run.reward))
     rows = RLHFDataset(run.data.val_files, run.data, key="FILE", max_rows=run.eval.max_rows)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.agents.loop import AgentLoopOutput, load_agent_loop
+from asyncrl.agents.loop import AgentLoopOutput
+from asyncrl.agents.registry import load_agent_loop
 from asyncrl.agents.session import SessionResult, run_session
 from asyncrl.agents.single_turn import SingleTurn
 from asyncrl.agents.tool_agent import MAX_CONTINUATIONS, ToolAgent

@@ -1,0 +1,41 @@
+"""Agent loops by name. Imports no torch, so that a wrong name is told before anything heavy is loaded.
+
+Place: preflight, session -> [registry] -> the loop's own module.
+"""
+
+import difflib
+import importlib
+import inspect
+from typing import TYPE_CHECKING
+
+from asyncrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from asyncrl.agents.loop import AgentLoop
+
+BUILT_IN: dict[str, str] = {
+    "single_turn": "asyncrl.agents.single_turn:SingleTurn",
+    "tool_agent": "asyncrl.agents.tool_agent:ToolAgent",
+}
+
+
+def check_agent_name(name: str) -> None:
+    """Raises ConfigError, with the nearest name, unless `name` is built in or a `module:Class` that can be loaded."""
+    if name not in BUILT_IN:
+        load_agent_loop(name)
+
+
+def load_agent_loop(name: str) -> "AgentLoop":
+    """`single_turn`, `tool_agent` or `module:Class` (made without arguments). Raises ConfigError."""
+    module_name, colon, attribute = BUILT_IN.get(name, name).partition(":")
+    if not (module_name and colon and attribute):
+        near = difflib.get_close_matches(name, BUILT_IN, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(BUILT_IN)}"
+        raise ConfigError(f"agent.name = {name!r} is no agent loop; {hint} Your own is named module:Class")
+    try:
+        made: AgentLoop = getattr(importlib.import_module(module_name), attribute)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(f"agent.name = {name!r} cannot be loaded: {error}") from error
+    if not inspect.iscoroutinefunction(getattr(made, "run", None)):
+        raise ConfigError(f"agent.name = {name!r} has no `async def run(prompt, context)`")
+    return made
