@@ -54,8 +54,7 @@ def imitate(files: QuickstartFiles, model: Path, budget_s: float, *, runs: Path,
         "sft.stage_shares=[]",
         f"sft.total_steps={ENDLESS}",
         "sft.optim.lr=5e-4",
-        "sft.optim.lr_scheduler_type='constant'",
-        "sft.optim.min_lr_ratio=0.0",
+        "sft.optim.min_lr_ratio=1.0",  # the file's cosine, without a fall
     ]
     control = WarmStart(load_run(SFTRun, CONFIGS / SFT_CONFIG, overrides))
     steps = 0
