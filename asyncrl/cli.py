@@ -5,6 +5,7 @@ Everything that can be wrong with the user's input is checked before torch is im
 """
 
 import asyncio
+import json
 import logging
 import sys
 from collections.abc import Coroutine
@@ -102,7 +103,7 @@ def evaluate(
     run, inputs = check_eval(checkpoint, file, config, overrides or [])
     from asyncrl.assembly import run_evaluation
 
-    print(_run_loop(run_evaluation(run, inputs)))
+    print(json.dumps(_run_loop(run_evaluation(run, inputs))))
 
 
 @app.command()

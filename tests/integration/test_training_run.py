@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from asyncrl import assembly
+from asyncrl import assembly, cli
 from asyncrl.config import TrainRun, load_run
 from asyncrl.errors import CheckpointError, TooManyFailuresError
 from asyncrl.observe.metrics import read_metrics
-from asyncrl.preflight import check_eval, check_train
+from asyncrl.preflight import check_train
 
 
 async def train(config: Path, *overrides: str, resume: bool = False) -> Path:
@@ -148,9 +148,11 @@ def test_ctrl_c_ends_with_exit_code_0_and_a_checkpoint_to_resume(config: Path) -
     assert manifest["trainer"]["cursor"] == 2 * int(stopped[1])
 
 
-async def test_an_evaluation_of_a_checkpoint_needs_no_configuration(config: Path, rows: Path) -> None:
-    folder = await train(config, "trainer.total_training_steps=1")
-    run, inputs = await asyncio.to_thread(check_eval, folder / "checkpoints/global_step_1", rows, None, [])
-    numbers = await assembly.run_evaluation(run, inputs)
+def test_an_evaluation_of_a_checkpoint_needs_no_configuration_and_prints_json(
+    config: Path, rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = asyncio.run(train(config, "trainer.total_training_steps=1"))
+    cli.evaluate(folder / "checkpoints/global_step_1", rows)
+    numbers = json.loads(capsys.readouterr().out)
     assert numbers["eval/sampled/failed"] == 0
     assert 0 <= numbers["eval/greedy/success"] <= 1
