@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
-from asyncrl.config import SFTRun, TrainRun, load_run
+from asyncrl.config import SFTRun, TrainRun, load_run, to_toml
 from asyncrl.errors import AsyncRLError, UserError
 
 T = TypeVar("T")
@@ -69,11 +69,11 @@ def sft(
 ) -> None:
     """Warm-start a model by supervised training on conversations."""
     run = load_run(SFTRun, config, overrides or [])
-    from asyncrl.preflight import check_sft, describe
+    from asyncrl.preflight import check_sft
 
     check_sft(run)
     if dry_run:
-        print(describe(run))
+        print(to_toml(run))
         return
     from asyncrl.sft import run_sft
 

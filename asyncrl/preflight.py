@@ -8,19 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomli_w
-
 from asyncrl.agents.registry import check_agent_name
-from asyncrl.config import RewardConfig, SFTRun, TrainRun, load_run, resolved
+from asyncrl.config import RewardConfig, SFTRun, TrainRun, load_run, to_toml
 from asyncrl.dataset import RLHFDataset, read_table
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.model_files import check_model_files
+from asyncrl.observe.run_folder import RunFolder
 from asyncrl.rewards.scoring import check_function
 from asyncrl.tools import load_tools
 from asyncrl.world import RealWorld
-
-RUN_CONFIG = "config.toml"
-"""Name of the resolved configuration in a run's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +42,7 @@ def check_train(run: TrainRun) -> RunInputs:
 
 
 def check_sft(run: SFTRun) -> None:
-    """Files, model directory and tools of a warm start. A model directory without weights is initialised from its config."""
+    """Files, model directory and tools of a warm start."""
     check_model_files(run.model)
     load_tools(run.agent.tools)
     for files in run.sft.stages or [run.data.train_files]:
@@ -77,9 +73,9 @@ def model_folder(checkpoint: Path) -> Path:
 
 def _config_of(checkpoint: Path) -> Path:
     for folder in (checkpoint, *checkpoint.resolve().parents[:3]):
-        if (folder / RUN_CONFIG).is_file():
-            return folder / RUN_CONFIG
-    raise ConfigError(f"{checkpoint}: no {RUN_CONFIG} of a run at it or above it; give one with --config")
+        if RunFolder(path=folder).config.is_file():
+            return RunFolder(path=folder).config
+    raise ConfigError(f"{checkpoint}: no config.toml of a run at it or above it; give one with --config")
 
 
 def _val_rows(run: TrainRun) -> RLHFDataset | None:
@@ -106,11 +102,6 @@ def total_steps(run: TrainRun, num_rows: int) -> int:
     return num_rows * epochs // batch
 
 
-def describe(run: TrainRun | SFTRun) -> str:
-    """The resolved configuration as TOML."""
-    return tomli_w.dumps(resolved(run))
-
-
 def describe_batch(run: TrainRun, *, num_rows: int) -> str:
     """The resolved configuration, then prompts, trajectories, mini-batches and optimizer steps."""
     batch, n, mini = run.data.train_batch_size, run.rollout.n, run.mini_batch_groups
@@ -124,4 +115,4 @@ def describe_batch(run: TrainRun, *, num_rows: int) -> str:
         f"tokens a trajectory {run.data.max_prompt_length} prompt + {run.data.max_response_length} response at most",
         f"old_log_probs       {run.old_log_probs}",
     ]
-    return describe(run) + "\n# batch arithmetic\n" + "\n".join(f"# {line}" for line in lines)
+    return to_toml(run) + "\n# batch arithmetic\n" + "\n".join(f"# {line}" for line in lines)

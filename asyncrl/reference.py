@@ -74,7 +74,7 @@ def configuration_page() -> str:
         [
             "# Configuration",
             "",
-            "Generated from `asyncrl/config.py` by `make docs`. A run is one TOML file; `section.key=value` on the command line",
+            "Generated from `asyncrl/config/` by `make docs`. A run is one TOML file; `section.key=value` on the command line",
             "replaces a value. Unknown keys, and keys without effect, are errors.",
             "",
             "## `asyncrl train`",

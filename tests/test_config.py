@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from asyncrl import config
-from asyncrl.config import SFTRun, TrainRun, key_help, keys_of, leaves, load_run, parse_run
+from asyncrl.config import SFTRun, TrainRun, idle_keys, keys_of, load_run, parse_run
+from asyncrl.config.keys import leaves
 from asyncrl.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.toml"))
@@ -221,7 +221,7 @@ SWITCHES: dict[str, tuple[Tree, Tree]] = {
         {"data__val_files": "held_out.jsonl"},
     ),
 }
-ROWS = [(switch.reason, key) for switch in config._INEFFECTIVE for key in switch.keys.split()]
+ROWS = [(switch.reason, key) for switch in idle_keys.SWITCHES for key in switch.keys.split()]
 
 
 def _default(key: str) -> object:
@@ -247,7 +247,7 @@ def test_the_same_key_is_taken_where_it_has_an_effect(reason: str, key: str) -> 
 def test_every_switch_names_keys_that_exist() -> None:
     known = dict(keys_of(TrainRun))
     assert [key for _, key in ROWS if key not in known] == []
-    assert {switch.reason for switch in config._INEFFECTIVE} == set(SWITCHES)
+    assert {switch.reason for switch in idle_keys.SWITCHES} == set(SWITCHES)
 
 
 # --- overrides --------------------------------------------------------------------------------------------------------------------
@@ -300,8 +300,8 @@ def test_an_override_below_a_value_and_of_an_unknown_key_are_refused(run_file: P
 
 @pytest.mark.parametrize("kind", [TrainRun, SFTRun])
 def test_every_key_has_help(kind: type[BaseModel]) -> None:
-    keys = dict(key_help(kind))
-    assert [key for key, text in keys.items() if not text] == []
+    keys = dict(keys_of(kind))
+    assert [key for key, entry in keys.items() if not entry.description] == []
     assert len(keys) < 120
 
 

@@ -8,9 +8,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomli_w
-
-from asyncrl.config import SFTRun, TrainRun, resolved
+from asyncrl.config import SFTRun, TrainRun, to_toml
 from asyncrl.errors import CheckpointError, ConfigError
 
 _MAX_NAME = 200
@@ -62,7 +60,7 @@ class RunFolder:
 
     def write_config(self, run: TrainRun | SFTRun) -> None:
         """Write the resolved configuration: every key that has an effect. It loads again as the configuration of a run."""
-        self.config.write_text(tomli_w.dumps(resolved(run)), encoding="utf-8")
+        self.config.write_text(to_toml(run), encoding="utf-8")
 
 
 def create_run_folder(default_local_dir: str | Path, experiment_name: str) -> RunFolder:
@@ -98,14 +96,6 @@ def check_experiment_name(name: str) -> None:
     )  # fmt: skip
     if reason:
         raise ConfigError(f"trainer.experiment_name = {name!r} {reason}")
-
-
-def open_run_folder(path: str | Path) -> RunFolder:
-    """An existing run's folder. Raises CheckpointError when there is none, or it is no run's."""
-    folder = RunFolder(path=Path(path))
-    if not folder.config.is_file():
-        raise CheckpointError(f"{folder.path}: not the folder of a run: it has no {folder.config.name}")
-    return folder
 
 
 def newest_run_folder(default_local_dir: str | Path, experiment_name: str) -> RunFolder:

@@ -1,0 +1,49 @@
+"""Typed configuration: one section a room, one TOML file a run. Unknown keys are errors that suggest the nearest name. No torch.
+
+sections    every key, its default and its help        runs         the sections of a run, rules and sums across keys
+idle_keys   keys without effect are errors too         loading      TOML and overrides to a run, and back
+keys        walks over declared and given keys
+"""
+
+from asyncrl.config.keys import keys_of
+from asyncrl.config.loading import load_run, parse_run, to_toml
+from asyncrl.config.runs import SFTRun, TrainRun
+from asyncrl.config.sections import (
+    ActorConfig,
+    AgentConfig,
+    AlgorithmConfig,
+    ColumnMapping,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    OptimConfig,
+    ReplayConfig,
+    RewardConfig,
+    RolloutConfig,
+    Section,
+    SFTConfig,
+    TrainerConfig,
+)
+
+__all__ = [
+    "TrainRun",
+    "SFTRun",
+    "load_run",
+    "parse_run",
+    "to_toml",
+    "keys_of",
+    "ActorConfig",
+    "AgentConfig",
+    "AlgorithmConfig",
+    "ColumnMapping",
+    "DataConfig",
+    "EvalConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "ReplayConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "Section",
+    "SFTConfig",
+    "TrainerConfig",
+]

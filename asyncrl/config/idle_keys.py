@@ -1,0 +1,86 @@
+"""Keys without effect: a key that the user set while its switch says otherwise is a mistake that nobody would see.
+
+Each rule is one line of a table, with a test. `resolved` leaves the same keys out, so what a run's folder keeps loads again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from asyncrl.config.keys import leaves
+from asyncrl.config.runs import SFTRun, TrainRun
+from asyncrl.errors import ConfigError
+from asyncrl.ports import Json
+
+Run = TypeVar("Run", TrainRun, SFTRun)
+
+
+class Switch(NamedTuple, Generic[Run]):
+    """`keys`, when the user set one of them, do nothing because `reason` holds."""
+
+    reason: str
+    holds: Callable[[Run], bool]
+    keys: str
+
+
+SWITCHES: tuple[Switch[TrainRun], ...] = (
+    Switch("actor.use_kl_loss is false", lambda run: not run.actor.use_kl_loss, "actor.kl_loss_coef actor.kl_loss_type"),
+    Switch(
+        'agent.name is "single_turn"',
+        lambda run: run.agent.name == "single_turn",
+        "agent.tools agent.tool_format agent.parallel_tool_calls agent.max_turns agent.max_tool_calls agent.max_parse_errors"
+        " agent.tool_timeout_s agent.max_concurrent_tools agent.max_abandoned_tools",
+    ),
+    Switch(
+        'actor.optim.lr_scheduler_type is "constant"',
+        lambda run: run.actor.optim.lr_scheduler_type == "constant",
+        "actor.optim.min_lr_ratio",
+    ),
+    Switch("data.mapping.prompt is set", lambda run: bool(run.data.mapping.prompt), "data.prompt_key"),
+    Switch("data.mapping.prompt is empty", lambda run: not run.data.mapping.prompt, "data.mapping.system"),
+    Switch("trainer.total_training_steps is set", lambda run: run.trainer.total_training_steps > 0, "trainer.total_epochs"),
+    Switch(
+        "data.val_files is empty",
+        lambda run: not run.data.val_files,
+        "trainer.test_freq trainer.val_before_train eval.sampled eval.greedy eval.temperature eval.n eval.max_rows",
+    ),
+    Switch("eval.sampled is false", lambda run: not run.eval.sampled, "eval.temperature eval.n"),
+    Switch("eval.sampled and eval.greedy are false", lambda run: not (run.eval.sampled or run.eval.greedy), "data.val_files"),
+)
+SFT_SWITCHES: tuple[Switch[SFTRun], ...] = (
+    Switch(
+        'sft.optim.lr_scheduler_type is "constant"',
+        lambda run: run.sft.optim.lr_scheduler_type == "constant",
+        "sft.optim.min_lr_ratio",
+    ),
+)
+
+
+def refuse_idle_keys(run: TrainRun | SFTRun, where: str) -> None:
+    """Raises ConfigError for the first key that was set and has no effect. A key counts as set at its default value too."""
+    given = {key for key, _ in leaves(run.model_dump(exclude_unset=True))}
+    for reason, keys in _idle_keys(run):
+        idle = [key for key in keys if key in given]
+        if idle:
+            raise ConfigError(f"{where}: {idle[0]} has no effect because {reason}; remove the one or change the other")
+
+
+def resolved(run: TrainRun | SFTRun) -> dict[str, Json]:
+    """Every key that has an effect, with its value, as a nested dict that loads again."""
+    tree: dict[str, Json] = run.model_dump(mode="json")
+    for _, keys in _idle_keys(run):
+        for key in keys:
+            _remove(tree, key.split("."))
+    return tree
+
+
+def _idle_keys(run: TrainRun | SFTRun) -> list[tuple[str, list[str]]]:
+    """Reason and keys of every switch that holds."""
+    if isinstance(run, TrainRun):
+        return [(switch.reason, switch.keys.split()) for switch in SWITCHES if switch.holds(run)]
+    return [(switch.reason, switch.keys.split()) for switch in SFT_SWITCHES if switch.holds(run)]
+
+
+def _remove(tree: dict[str, Json], path: Sequence[str]) -> None:
+    for part in path[:-1]:
+        tree = tree[part]
+    tree.pop(path[-1], None)

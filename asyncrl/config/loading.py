@@ -1,0 +1,94 @@
+"""From a TOML file and overrides to a checked run and back, and one line of words for whatever is wrong with them."""
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from asyncrl.config.idle_keys import Run, refuse_idle_keys, resolved
+from asyncrl.config.keys import keys_of
+from asyncrl.config.runs import SFTRun, TrainRun
+from asyncrl.errors import ConfigError
+from asyncrl.ports import Json
+
+
+def load_run(kind: type[Run], path: Path, overrides: Sequence[str] = ()) -> Run:
+    """Read a TOML file, apply `section.key=value` overrides (values in TOML syntax, bare words are strings), and check it.
+
+    Raises ConfigError with one line that names file, key, value and what is allowed.
+    """
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    for override in overrides:
+        _apply_override(tree, override)
+    return parse_run(kind, tree, where=str(path))
+
+
+def parse_run(kind: type[Run], tree: dict[str, Json], *, where: str = "configuration") -> Run:
+    """Check a nested dict. Raises ConfigError as `load_run` does."""
+    try:
+        run = kind.model_validate(tree)
+    except ValidationError as error:
+        # A misspelt key first: it is often the cause of a missing one.
+        first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+        raise ConfigError(f"{where}: {_explain(kind, first)}") from None
+    refuse_idle_keys(run, where)
+    return run
+
+
+def to_toml(run: TrainRun | SFTRun) -> str:
+    """Every key that has an effect, with its value, in the form that `load_run` takes back."""
+    return tomli_w.dumps(resolved(run))
+
+
+def _apply_override(tree: dict[str, Json], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise ConfigError(f"override {override!r} is not of the form section.key=value")
+    node = tree
+    for part in parts[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
+    node[parts[-1]] = _parse_value(text.strip())
+
+
+def _parse_value(text: str) -> Json:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
+    location = [str(part) for part in error["loc"]]
+    key = ".".join(location)
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {key}{_suggest(kind, location)}"
+    if error["type"] == "missing":
+        return f"{key} is missing; it has no default"
+    if error["type"] == "value_error" and isinstance(error.get("ctx", {}).get("error"), ConfigError):
+        return str(error["ctx"]["error"])
+    return f"{key} = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _suggest(kind: type[BaseModel], location: Sequence[str]) -> str:
+    """The nearest name in the same section, else the same name in another section, else the nearest of all."""
+    known = [key for key, _ in keys_of(kind)]
+    section = "".join(f"{part}." for part in location[:-1])
+    siblings = sorted({key[len(section) :].partition(".")[0] for key in known if key.startswith(section)})
+    near = [f"{section}{name}" for name in difflib.get_close_matches(location[-1], siblings, n=1, cutoff=0.6)]
+    near = near or [key for key in known if key.rpartition(".")[2] == location[-1]]
+    near = near or difflib.get_close_matches(".".join(location), known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(siblings)}"

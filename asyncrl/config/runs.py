@@ -1,0 +1,105 @@
+"""The two kinds of run: which sections they have, what must hold between keys, and what follows from them."""
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from asyncrl.config.sections import (
+    ActorConfig,
+    AgentConfig,
+    AlgorithmConfig,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    ReplayConfig,
+    RewardConfig,
+    RolloutConfig,
+    Section,
+    SFTAgentConfig,
+    SFTConfig,
+    SFTDataConfig,
+    SFTTrainerConfig,
+    TrainerConfig,
+)
+from asyncrl.errors import ConfigError
+
+
+class TrainRun(Section):
+    """`asyncrl train`: reinforcement learning."""
+
+    data: DataConfig
+    model: ModelConfig
+    rollout: RolloutConfig = RolloutConfig()
+    agent: AgentConfig = AgentConfig()
+    reward: RewardConfig = RewardConfig()
+    replay: ReplayConfig = ReplayConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    actor: ActorConfig = ActorConfig()
+    eval: EvalConfig = EvalConfig()
+    trainer: TrainerConfig = TrainerConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_batch_arithmetic(self)
+        return self
+
+    @property
+    def mini_batch_groups(self) -> int:
+        """Groups an optimizer step."""
+        return self.actor.ppo_mini_batch_size or self.data.train_batch_size
+
+    @property
+    def updates_per_batch(self) -> int:
+        """Optimizer steps a training step."""
+        return self.data.train_batch_size // self.mini_batch_groups * self.actor.ppo_epochs
+
+    @property
+    def old_log_probs(self) -> Literal["elide", "recompute", "bypass"]:
+        """What the old_log_probs stage does, `auto` resolved."""
+        if self.algorithm.old_log_probs == "auto":
+            return "elide" if self.updates_per_batch == 1 else "recompute"
+        return self.algorithm.old_log_probs
+
+    @property
+    def max_model_len(self) -> int:
+        return self.rollout.max_model_len or self.data.max_prompt_length + self.data.max_response_length
+
+
+def _check_batch_arithmetic(run: TrainRun) -> None:
+    batch, mini = run.data.train_batch_size, run.mini_batch_groups
+    if batch % mini:
+        raise ConfigError(
+            f"data.train_batch_size = {batch} is not a multiple of actor.ppo_mini_batch_size = {mini}: "
+            f"{batch} / {mini} = {batch / mini:.3g}"
+        )
+    need = run.data.max_prompt_length + run.data.max_response_length
+    if run.rollout.max_model_len and run.rollout.max_model_len < need:
+        raise ConfigError(
+            f"rollout.max_model_len = {run.rollout.max_model_len} is less than "
+            f"data.max_prompt_length + data.max_response_length = {need}"
+        )
+    if not run.data.train_files:
+        raise ConfigError("data.train_files is empty: name a file, a directory or a glob")
+    if run.agent.name == "tool_agent" and not run.agent.tools:
+        raise ConfigError('agent.name = "tool_agent" needs agent.tools, such as ["calculator"]')
+
+
+class SFTRun(Section):
+    """`asyncrl sft`: a supervised warm start."""
+
+    data: SFTDataConfig = SFTDataConfig()
+    model: ModelConfig
+    agent: SFTAgentConfig = SFTAgentConfig()
+    sft: SFTConfig = SFTConfig()
+    trainer: SFTTrainerConfig = SFTTrainerConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if bool(self.sft.stages) == bool(self.data.train_files):
+            raise ConfigError("set either data.train_files or sft.stages, not both and not neither")
+        shares = self.sft.stage_shares
+        if shares and (len(shares) != len(self.sft.stages) or abs(sum(shares) - 1) > 1e-6):
+            raise ConfigError(
+                f"sft.stage_shares = {shares}: give one share for each of the {len(self.sft.stages)} sft.stages, summing to 1"
+            )
+        return self
