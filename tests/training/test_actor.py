@@ -1,6 +1,7 @@
 """The update: invariance to micro-batches, elision, mini-batches, clipping to finite gradients, snapshots."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -217,3 +218,16 @@ def test_the_reference_never_changes_and_has_no_gradient(
     actor.update(columns, UIDS)
     assert torch.equal(reference.log_probs(columns)[0].values(), before)
     assert not before.requires_grad
+
+
+def test_the_actor_may_live_in_another_thread_than_the_one_that_made_it(
+    make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns
+) -> None:
+    """The trainer makes it in one thread and calls it in the world's model pool."""
+    run, columns = make_run(make_model()), make_columns(LENGTHS)
+    here, there = Actor(run), Actor(run)
+    here.update(columns, UIDS)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(there.update, columns, UIDS).result()
+        snapshot = pool.submit(there.snapshot, 1).result()
+    assert all(torch.equal(tensor, snapshot.tensors[name]) for name, tensor in here.snapshot(1).tensors.items())

@@ -47,6 +47,13 @@ def test_a_layer_and_its_gradients_are_unchanged(bias: bool, shape: tuple[int, .
         torch.testing.assert_close(got.grad, want.grad)
 
 
+def test_expanded_and_transposed_operands_give_the_same() -> None:
+    left, weight, grad = torch.randn(7, 1).expand(7, 6), torch.randn(6, 9).T, torch.randn(1, 9).expand(7, 9)
+    torch.testing.assert_close(linear(left, weight), left @ weight.T)
+    torch.testing.assert_close(input_gradient(grad, weight), grad @ weight)
+    torch.testing.assert_close(weight_gradient(grad, left), grad.T @ left)
+
+
 def test_other_types_keep_torchs_own_products() -> None:
     half = nn.Linear(4, 4).bfloat16()
     use_fast_linears(half)
