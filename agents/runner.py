@@ -23,7 +23,7 @@ from asyncrl.agents.rows import rows_of
 from asyncrl.agents.session import SessionFailure, SessionParts, failure_of, run_session, session_parts
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
-from asyncrl.errors import AsyncRLError, ModelError, StaleLeaseError
+from asyncrl.errors import StaleLeaseError, first_of
 from asyncrl.keys import TRAIN, GroupLease, SessionLease
 from asyncrl.ports import FailureClass, Prompt, RewardScorer, RolloutEngine, SamplingParams, World
 from asyncrl.protocol.batch_meta import TagValue
@@ -84,8 +84,9 @@ class GroupRunner:
         try:
             await self._owner.__aexit__(*cause)
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            raise first_of(errors) from None
         finally:
+            await self._parts.guests.close()
             await self._stack.aclose()
 
     def start(self, prompt: Prompt) -> None:
@@ -100,9 +101,11 @@ class GroupRunner:
             await asyncio.wait(self._group_tasks)
 
     def stats(self) -> dict[str, float]:
-        """Counts so far: `agents/groups_<state>`, `agents/sessions_<state>`, `agents/stop_<reason>`, and the tools' outcomes."""
+        """Counts so far: `agents/groups_<state>`, `agents/sessions_<state>`, `agents/stop_<reason>`, the tools' outcomes; and now:
+        `agents/groups_in_flight`, `agents/sessions_abandoned`."""
         counts = {f"agents/{name}": float(count) for name, count in self._counts.items()}
-        return counts | {"agents/groups_in_flight": float(len(self._group_tasks))} | self._tools.stats()
+        now = {"agents/groups_in_flight": len(self._group_tasks), "agents/sessions_abandoned": self._parts.guests.num_late}
+        return counts | {name: float(count) for name, count in now.items()} | self._tools.stats()
 
     # --- one group --------------------------------------------------------------------------------------------------------------
 
@@ -125,7 +128,7 @@ class GroupRunner:
         try:
             # Off the loop: a long prompt takes milliseconds, and a thread hop is nothing beside a group.
             prompt_ids = tuple(await self._world.offload(self._parts.template.prompt_ids, prompt.messages))
-        except ModelError as error:
+        except Exception as error:  # a template may raise anything; it costs this group and is told by its class
             return failure_of(error)
         async with asyncio.TaskGroup() as siblings:
             tasks = [
@@ -156,7 +159,7 @@ class GroupRunner:
                 await place.enter_async_context(self._places)  # bounded: each holder has a deadline
             try:
                 failure = await self._run_and_write(prompt, lease, prompt_ids, group)
-            except AsyncRLError as error:  # the store refused: this session has no rows, or not all
+            except Exception as error:  # the store refused, or the rows could not be made: a put is whole or it is not there
                 failure = failure_of(error)
             finally:
                 await self._queue.close_lease(lease)

@@ -3,21 +3,23 @@
 Place: runner, evaluation -> [session] -> AgentLoop, RewardScorer. The deadline of the session covers its turns, tools and reward.
 
 Invariants:
-1. It ends within `agent.timeout_s`, with outputs that all have a reward, or with a failure; never with an invented reward.
+1. It ends within `agent.timeout_s`, with outputs that all have a reward, or with a failure; never with an invented reward. A loop
+   or reward that holds on to its cancellation is left behind.
 2. A cancellation that nobody asked for (a tool or client that raises CancelledError) is a failure; one that was asked for goes on.
 """
 
 import asyncio
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from asyncrl.agents.chat_template import ChatTemplate
+from asyncrl.agents.guests import Guests
 from asyncrl.agents.loop import AgentLoop, AgentLoopOutput, SessionContext
 from asyncrl.agents.registry import load_agent_loop
 from asyncrl.agents.tool_calls import ToolCallFormat, tool_call_format
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
-from asyncrl.errors import DeadlineError, EngineError, FieldError, PromptTooLongError
+from asyncrl.errors import EngineError, FieldError, PromptTooLongError, first_of, message_of
 from asyncrl.ports import (
     FailureClass,
     Prompt,
@@ -67,6 +69,8 @@ class SessionParts:
     sampling: SamplingParams
     run: TrainRun
     world: World
+    guests: Guests = field(default_factory=Guests)
+    """The sessions under way; whoever made the parts closes them in the end."""
 
     def context(self, session_id: int, prompt_ids: tuple[int, ...]) -> SessionContext:
         return SessionContext(
@@ -117,20 +121,14 @@ async def run_session(
 
     Raises CancelledError only when its task was asked to end; everything else is in the result.
     """
-    timeout_s = parts.run.agent.timeout_s
-    deadline = asyncio.timeout(timeout_s)
+    session = _run(prompt, session_id, parts, prompt_ids)
+    name, timeout_s = f"session {prompt.uid}_{session_id}", parts.run.agent.timeout_s
     try:
-        async with deadline:
-            outputs = await _run(prompt, session_id, parts, prompt_ids)
+        outputs = await parts.guests.run(session, name=name, timeout_s=timeout_s, limit="agent.timeout_s")
     except asyncio.CancelledError as error:
         if _is_asked_to_end():
             raise
         return _failed(session_id, error, "cancelled from inside")
-    except TimeoutError as error:
-        if not deadline.expired():
-            return _failed(session_id, error)
-        late = DeadlineError(f"session {prompt.uid}_{session_id} took longer than agent.timeout_s = {timeout_s:g} s")
-        return _failed(session_id, late)
     except Exception as error:  # whatever it is, it costs this session and is told by its class
         return _failed(session_id, error)
     return SessionResult(session_id=session_id, outputs=outputs)
@@ -204,10 +202,9 @@ def _failed(session_id: int, error: BaseException, message: str = "") -> Session
 
 def failure_of(error: BaseException, message: str = "") -> SessionFailure:
     """Class, name and message of an error; of a group of errors, of its first."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = first_of(error)
     kind = FailureClass.MODEL if isinstance(error, (PromptTooLongError, EmptySessionError)) else FailureClass.INFRA
-    text = message or " ".join(str(error).split()) or type(error).__name__
+    text = message or message_of(error) or type(error).__name__
     return SessionFailure(kind=kind, error=type(error).__name__, message=text, where=_place(error))
 
 

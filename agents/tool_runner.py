@@ -16,16 +16,12 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
+from asyncrl.agents.guests import Guests
 from asyncrl.agents.tool_calls import ToolCall
 from asyncrl.config import AgentConfig
-from asyncrl.errors import AsyncRLError, DeadlineError
+from asyncrl.errors import AsyncRLError, DeadlineError, message_of
 from asyncrl.ports import Json, World
 from asyncrl.tools import Tool, ToolArgumentError
-
-_CLOSE_TIMEOUT_S = 1.0
-"""Seconds that cancelled async tools get to end when the runner is closed."""
-_MESSAGE_CHARS = 500
-"""Characters of an exception's message that the model is shown; a traceback in a message helps nobody."""
 
 
 class Outcome(StrEnum):
@@ -68,8 +64,7 @@ class ToolRunner:
         self._config = config
         self._world = world
         self._places = {name: asyncio.Semaphore(config.max_concurrent_tools) for name in tools}
-        self._tasks: set[asyncio.Task[str | _Raised]] = set()
-        self._abandoned: set[asyncio.Task[str | _Raised]] = set()
+        self._guests = Guests()
         self._outcomes: Counter[str] = Counter()
 
     async def run(self, call: ToolCall, tools_kwargs: Mapping[str, Json]) -> ToolAnswer:
@@ -91,13 +86,14 @@ class ToolRunner:
             return await self._call(tool, arguments, tools_kwargs.get(call.name) or {})
 
     async def _call(self, tool: Tool, arguments: dict[str, Json], tools_kwargs: dict[str, Json]) -> ToolAnswer:
-        hanging = self._abandoned_tasks if tool.is_async else self._world.abandoned("tools")
+        hanging = self._guests.num_late if tool.is_async else self._world.abandoned("tools")
         if hanging >= self._config.max_abandoned_tools:
             return ToolAnswer(text=f"error: {tool.name} is not available: too many calls hang", outcome=Outcome.REFUSED)
         timeout_s = self._config.tool_timeout_s
         try:
             if tool.is_async:
-                result = await self._in_task(tool, arguments, tools_kwargs, timeout_s)
+                call = _call_async(tool, arguments, tools_kwargs)
+                result = await self._guests.run(call, name=f"tool {tool.name}", timeout_s=timeout_s, limit="agent.tool_timeout_s")
             else:
                 result = await self._world.offload(_call_sync, tool, arguments, tools_kwargs, pool="tools", timeout_s=timeout_s)
         except DeadlineError:
@@ -106,35 +102,10 @@ class ToolRunner:
             return _error_answer(result.error)
         return ToolAnswer(text=result, outcome=Outcome.OK)
 
-    async def _in_task(
-        self, tool: Tool, arguments: dict[str, Json], tools_kwargs: dict[str, Json], timeout_s: float
-    ) -> str | _Raised:
-        # Not a TaskGroup: a tool that swallows its cancellation must not hold its session beyond the deadline.
-        task = asyncio.create_task(_call_async(tool, arguments, tools_kwargs), name=f"tool {tool.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        try:
-            await asyncio.wait({task}, timeout=timeout_s)
-        finally:
-            if not task.done():
-                self._abandoned.add(task)
-                task.cancel()
-        if not task.done():
-            raise DeadlineError(f"tool {tool.name!r} took longer than {timeout_s:g} s")
-        return task.result()
-
-    def _forget(self, task: asyncio.Task[str | _Raised]) -> None:
-        self._tasks.discard(task)
-        self._abandoned.discard(task)
-
     @property
     def num_abandoned(self) -> int:
         """Calls whose deadline has passed and that still run, in threads or tasks."""
-        return self._world.abandoned("tools") + self._abandoned_tasks
-
-    @property
-    def _abandoned_tasks(self) -> int:
-        return sum(not task.done() for task in self._abandoned)
+        return self._world.abandoned("tools") + self._guests.num_late
 
     def stats(self) -> dict[str, float]:
         """`tools/<outcome>` counts, and `tools/abandoned`."""
@@ -145,11 +116,7 @@ class ToolRunner:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        left = set(self._tasks)
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=_CLOSE_TIMEOUT_S)
+        await self._guests.close()
 
 
 def _call_sync(tool: Tool, arguments: dict[str, Json], tools_kwargs: dict[str, Json]) -> str | _Raised:
@@ -179,5 +146,5 @@ def _checked_text(tool: Tool, result: object) -> str:
 def _error_answer(error: BaseException) -> ToolAnswer:
     if is_infrastructure(error) or not isinstance(error, (Exception, SystemExit)):
         raise error
-    message = " ".join(str(error).split())[:_MESSAGE_CHARS]
+    message = message_of(error)
     return ToolAnswer(text=f"error: {type(error).__name__}: {message}".removesuffix(": "), outcome=Outcome.ERROR)

@@ -260,6 +260,8 @@ async def _open_evaluation(
     prompts = eval_prompts(rows)
     tools = await stack.enter_async_context(ToolRunner(rollout.tools, run.agent, world))
     pairs = [(mode, _eval_parts(run, rollout, tools, world, mode.sampling)) for mode in modes]
+    for _, parts in pairs:
+        stack.push_async_callback(parts.guests.close)
 
     async def run_modes() -> dict[str, float]:
         numbers: dict[str, float] = {}

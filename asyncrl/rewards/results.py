@@ -5,11 +5,8 @@ import os
 from collections.abc import Mapping
 from types import TracebackType
 
-from asyncrl.errors import RewardError
+from asyncrl.errors import RewardError, message_of
 from asyncrl.ports import Json, RewardResult
-
-_MAX_MESSAGE = 500
-"""Characters of an exception's message that are kept: a message may quote a whole trajectory."""
 
 
 def to_result(value: Json, function: str) -> RewardResult:
@@ -44,15 +41,7 @@ def describe_error(error: BaseException) -> str:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     place = _last_line(error.__traceback__)
-    return f"{name}: {_message(error)}{f' ({place})' if place else ''}"
-
-
-def _message(error: BaseException) -> str:
-    try:
-        text = " ".join(str(error).split())
-    except Exception as second:  # a __str__ of the user's class that raises must not hide the class
-        return f"<its message raised {type(second).__name__}>"
-    return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}..."
+    return f"{name}: {message_of(error)}{f' ({place})' if place else ''}"
 
 
 def _last_line(trace: TracebackType | None) -> str:

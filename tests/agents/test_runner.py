@@ -1,6 +1,7 @@
 """Groups on the real store: every started group becomes terminal, and only whole groups are finished."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,7 +10,10 @@ from typing import Any
 import pytest
 from blockbuster import blockbuster_ctx
 
+from asyncrl.agents import guests
+from asyncrl.agents.loop import AgentLoopOutput, SessionContext
 from asyncrl.agents.runner import GroupRunner
+from asyncrl.agents.single_turn import SingleTurn
 from asyncrl.config import TrainRun
 from asyncrl.errors import StaleLeaseError
 from asyncrl.keys import TRAIN, VAL, GroupLease
@@ -303,3 +307,72 @@ async def test_the_guard_of_the_loop_bites(stage: Stage, queue: TransferQueue, p
             await runner.join()
     columns = await queue.kv_batch_get(["a1_0_0"], partition_id=TRAIN, fields=["extra_fields"])
     assert columns["extra_fields"][0]["tool_outcomes"] == {"error": 1}
+
+
+class _Odd:
+    """An agent loop that does what no loop should: `deed` by uid."""
+
+    let_go: asyncio.Event
+
+    async def run(self, prompt: Prompt, context: SessionContext) -> list[AgentLoopOutput]:
+        made = await SingleTurn().run(prompt, context)
+        if prompt.uid == "holds_on":
+            while not self.let_go.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self.let_go.wait()
+        if prompt.uid == "no_ids":
+            return [replace(made[0], response_ids=("x",) * len(made[0].response_ids))]  # type: ignore[arg-type]
+        if prompt.uid == "bad_error":
+            raise _Unspeakable
+        return made
+
+
+class _Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+async def test_what_an_odd_loop_does_costs_its_own_group_only(
+    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+) -> None:
+    _Odd.let_go = asyncio.Event()
+    run = new_run(agent={"name": "single_turn", "timeout_s": 0.2})
+    async with runner_of(stage, queue, stage.engine(lambda _: "3"), run, {}) as runner:
+        runner._parts = replace(runner._parts, loop=_Odd())
+        for uid in ("holds_on", "no_ids", "bad_error", "well"):
+            runner.start(replace(prompt, uid=uid))
+        await runner.join()
+        abandoned = runner.stats()["agents/sessions_abandoned"]
+        _Odd.let_go.set()
+    tags = await tags_of(queue)
+    assert abandoned == 2
+    assert {uid: tags[uid]["status"] for uid in ("holds_on", "no_ids", "bad_error", "well")} == {
+        "holds_on": "failure",
+        "no_ids": "failure",
+        "bad_error": "failure",
+        "well": "finished",
+    }
+    assert "agent.timeout_s = 0.2" in str(tags["holds_on"]["failure"])
+    assert str(tags["no_ids"]["failure"]).startswith("TypeError (infra)")
+    assert str(tags["bad_error"]["failure"]).startswith("_Unspeakable (infra): <its message raised ZeroDivisionError>")
+
+
+async def test_leaving_the_runner_does_not_wait_for_a_loop_that_holds_on(
+    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guests, "CLOSE_TIMEOUT_S", 0.01)
+    _Odd.let_go = asyncio.Event()
+    begun = asyncio.Event()
+
+    def note(_: GenerateRequest) -> str:
+        begun.set()
+        return "3"
+
+    async with runner_of(stage, queue, stage.engine(note), new_run(agent={"name": "single_turn"}), {}) as runner:
+        runner._parts = replace(runner._parts, loop=_Odd())
+        runner.start(replace(prompt, uid="holds_on"))
+        await begun.wait()
+        await asyncio.sleep(0)
+    assert runner.stats()["agents/sessions_abandoned"] == 2
+    _Odd.let_go.set()
+    await runner._parts.guests.close()
