@@ -4,13 +4,15 @@ session -> [generate] -> outcome. The loop posts commands (plain functions) to t
 steps and sends results back with `call_soon_threadsafe`. Futures belong to the loop, slots and weights to the thread; nothing is
 shared, so nothing is locked.
 
-Waits: `generate` takes as long as its request, so the caller sets the deadline (rollout.request_timeout_s); `publish`, `pause` and
-leaving the context take one step of the engine at most.
+Waits: `generate` takes as long as its request, so the caller sets the deadline (rollout.request_timeout_s); `publish` and `pause`
+take one step of the engine at most, and their caller sets the deadline too. Leaving the context waits for the step in flight, but
+not for a thread that hangs: it is left behind, and keeps no process alive.
 """
 
 import asyncio
 import contextlib
 import itertools
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -29,7 +31,12 @@ from asyncrl.rollout.stopping import Decode, StopRules
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+CLOSE_TIMEOUT_S = 30.0
+"""A step of the largest model that fits takes seconds; a thread that needs longer hangs."""
 
 Command = Callable[[], None]
 
@@ -51,6 +58,7 @@ class TorchEngine:
         deterministic: bool = False,
         version: int = 0,
         decode: Decode | None = None,
+        close_timeout_s: float = CLOSE_TIMEOUT_S,
     ) -> None:
         runner = ModelRunner(model, num_slots=max_num_seqs, context_len=context_len, deterministic=deterministic)
         rules = StopRules(context_len, decode)
@@ -63,6 +71,7 @@ class TorchEngine:
         self._futures: dict[int, asyncio.Future[Generation]] = {}
         self._acks: set[asyncio.Future[None]] = set()
         self._discarded = 0
+        self._close_timeout_s = close_timeout_s
         self._paused = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -145,7 +154,9 @@ class TorchEngine:
         assert self._ended is not None
         self._commands.put(None)
         self._fail("the engine was closed")
-        await self._ended
+        await asyncio.wait({self._ended}, timeout=self._close_timeout_s)
+        if not self._ended.done():
+            log.error("the engine's thread did not end within %g s of its closing; it is left behind", self._close_timeout_s)
 
     def _check_alive(self) -> None:
         if self._failure is not None:
