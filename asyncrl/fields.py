@@ -2,9 +2,9 @@
 
 `asyncrl fields` prints it, `docs/fields.md` is generated from it, and the stage wrapper checks every read and write against it.
 Axes: `prompt` (P tokens), `response` (R tokens, observations included), `sequence` (L = P + R), `none` (one value a trajectory).
+Producers and consumers are rooms or stages; `observe` as a consumer stands for people. `not yet`: no code uses the name.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -74,32 +74,32 @@ CATALOGUE: dict[str, Field] = _fields(
     ("tools_kwargs", "object", "none", "dataset", "agents", "every row: extra_info.tools_kwargs, or empty", _SEED),
     ("interaction_kwargs", "object", "none", "dataset", "agents", "every row: extra_info.interaction_kwargs, or empty", _SEED),
     ("dummy_tensor", "uint8", "none", "dataset", "dataset", "every collated batch: keeps an all-object batch countable", _SEED),
-    ("uid", "object", "none", "feed", "agents replay advantage", "every group", _SEED),
-    ("session_id", "int64", "none", "agents", "advantage observe", "every trajectory", _SEED),
+    ("uid", "object", "none", "feed", "agents replay", "every group", _SEED),
+    ("session_id", "int64", "none", "agents", "protocol observe", "every trajectory", _SEED),
     ("prompts", "int64", "prompt", "agents", "old_log_prob ref_log_prob update_actor observe", "every trajectory", _SEED),
     ("responses", "int64", "response", "agents", "old_log_prob ref_log_prob update_actor observe", "every trajectory", _SEED),
     ("response_mask", "bool", "response", "agents", "old_log_prob ref_log_prob advantage update_actor observe", "always", _SEED),
     ("loss_mask", "bool", "response", "agents", "update_actor", "every trajectory: is response_mask, immutable", _SEED),
     ("input_ids", "int64", "sequence", "agents", "old_log_prob ref_log_prob update_actor", "every trajectory", _SEED),
-    ("attention_mask", "bool", "sequence", "protocol", "old_log_prob update_actor", "padded layout only", _SEED),
+    ("attention_mask", "bool", "sequence", "protocol", "protocol", "padded layout only", _SEED),
     ("position_ids", "int64", "sequence", "agents", "old_log_prob ref_log_prob update_actor", "every trajectory", _SEED),
-    ("multi_modal_inputs", "object", "none", "agents", "old_log_prob update_actor", "images or audio (refused for now)", _SEED),
-    ("rollout_log_probs", "float32", "response", "agents", "old_log_prob advantage update_actor", "the engine gives them", _SEED),
-    ("token_versions", "int32", "response", "agents", "replay update_actor", "always; -1 where no policy sampled", _TESTED),
+    ("multi_modal_inputs", "object", "none", "agents", "old_log_prob update_actor", "not yet: images and audio are refused", _SEED),
+    ("rollout_log_probs", "float32", "response", "agents", "old_log_prob update_actor", "every trajectory: the engine's", _SEED),
+    ("token_versions", "int32", "response", "agents", "protocol observe", "always; -1 where no policy sampled", _TESTED),
     ("reward_score", "float32", "none", "rewards", "batch_metrics observe", "every finished session", _SEED),
     ("rm_scores", "float32", "response", "agents", "advantage", "finished session: score on the last policy token", _SEED),
     ("extra_fields", "object", "none", "agents", "batch_metrics observe", "every trajectory", _SEED),
     ("num_turns", "int64", "none", "agents", "batch_metrics observe", "every trajectory", _SEED),
-    ("old_log_probs", "float32", "response", "old_log_prob", "update_actor advantage", "unless elided (one update a batch)", _SEED),
+    ("old_log_probs", "float32", "response", "old_log_prob", "update_actor", "unless elided (one update a batch)", _SEED),
     ("entropy", "float32", "response", "old_log_prob", "observe", "old log-probs are recomputed", _SEED),
-    ("ref_log_prob", "float32", "response", "ref_log_prob", "advantage update_actor", "a KL term is on", _SEED),
-    ("values", "float32", "response", "values", "advantage update_critic", "a critic is on", _SEED),
-    ("token_level_scores", "float32", "response", "advantage", "advantage observe", "every step", _SEED),
-    ("token_level_rewards", "float32", "response", "advantage", "advantage observe", "every step: scores less KL penalty", _SEED),
+    ("ref_log_prob", "float32", "response", "ref_log_prob", "update_actor", "the KL loss is on", _SEED),
+    ("values", "float32", "response", "values", "advantage update_critic", "not yet: a critic", _SEED),
+    ("token_level_scores", "float32", "response", "advantage", "observe", "every step", _SEED),
+    ("token_level_rewards", "float32", "response", "advantage", "observe", "every step: the scores, as no KL is taken off", _SEED),
     ("advantages", "float32", "response", "advantage", "update_actor", "every step", _SEED),
-    ("returns", "float32", "response", "advantage", "update_critic observe", "every step", _SEED),
-    ("rollout_is_weights", "float32", "response", "correction", "update_actor", "off-policy correction is on", _SOURCE),
-    ("loss_weights", "float32", "response", "correction", "update_actor observe", "rejection is on; 0 = rejected", _TESTED),
+    ("returns", "float32", "response", "advantage", "observe", "every step", _SEED),
+    ("rollout_is_weights", "float32", "response", "correction", "update_actor", "not yet: off-policy correction", _SOURCE),
+    ("loss_weights", "float32", "response", "correction", "update_actor observe", "not yet: rejection; 0 = rejected", _TESTED),
 )  # fmt: skip
 
 
@@ -137,7 +137,3 @@ def field(name: str) -> Field:
         return CATALOGUE[name]
     except KeyError:
         raise FieldError(f"field {name!r} is not in the catalogue (asyncrl/fields.py); add an entry before writing it") from None
-
-
-def names_of(fields: Iterable[Field]) -> frozenset[str]:
-    return frozenset(entry.name for entry in fields)

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import asyncrl
 from asyncrl.config import AlgorithmConfig
 from asyncrl.errors import FieldError
 from asyncrl.fields import CATALOGUE, TAGS, Axis, _fields, field
@@ -114,3 +116,21 @@ STAGES = [
 def test_the_catalogue_names_the_stages_that_read_and_write(stage: Stage) -> None:
     assert [name for name in sorted(stage.reads) if stage.name not in CATALOGUE[name].consumers] == []
     assert [name for name in sorted(stage.writes) if stage.name != CATALOGUE[name].producer] == []
+
+
+def test_every_stage_that_the_catalogue_names_reads_or_writes_the_field() -> None:
+    """The other way round; a name that no code uses yet says so in its condition."""
+    built = {stage.name for stage in STAGES}
+    reads = {(stage.name, name) for stage in STAGES for name in stage.reads}
+    writes = {(stage.name, name) for stage in STAGES for name in stage.writes}
+    used = [entry for entry in CATALOGUE.values() if not entry.when.startswith("not yet: ")]
+    named = {(stage, entry.name) for entry in used for stage in built.intersection(entry.consumers)}
+    assert named - reads == set()
+    assert [entry.name for entry in used if entry.producer in built and (entry.producer, entry.name) not in writes] == []
+
+
+def test_every_producer_and_consumer_is_a_room_or_a_stage() -> None:
+    rooms = {path.name for path in Path(asyncrl.__path__[0]).iterdir() if path.is_dir()} | {"feed"}
+    known = rooms | {stage.name for stage in STAGES}
+    used = [entry for entry in CATALOGUE.values() if not entry.when.startswith("not yet: ")]
+    assert [entry.name for entry in used if not {entry.producer, *entry.consumers} <= known] == []

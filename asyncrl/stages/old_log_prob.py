@@ -16,7 +16,7 @@ from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.stages.stage import Stage, StageOutput
 
 FORWARD_READS = frozenset({"prompts", "responses", "input_ids", "position_ids", "response_mask"})
-"""What a forward pass that scores responses needs."""
+"""What a forward pass that scores responses reads; prompts and responses only for the invariant that they make up the input ids."""
 
 LogProbs = Callable[[TensorDict], tuple[torch.Tensor, torch.Tensor]]
 """Columns -> (log-probs, entropy), both ragged float32 on the response axis."""

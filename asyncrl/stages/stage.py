@@ -63,7 +63,7 @@ class StepScope:
 async def run_stage(stage: Stage, scope: StepScope) -> StageResult:
     """Raises FieldError when the stage writes other fields than it declares, or a column that breaks the catalogue or an invariant.
 
-    Bounded by the stage's own compute; the trainer owns the step's deadline.
+    Bounded by the stage's own compute.
     """
     batch = scope.batch
     columns = await scope.queue.kv_batch_get(batch.keys, partition_id=batch.partition_id, fields=sorted(stage.reads))
