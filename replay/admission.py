@@ -12,6 +12,7 @@ the version that trained the last batch is published. Invariants:
 2. Admission order never changes; a drop only moves later groups forward.
 3. Conservation: admitted = trained + dropped + open, where open = alive + recorded.
 4. Steps are recorded in order, each once, and keep their groups until they are published.
+5. A step that failed and was not taken again is not trained: it holds up every publication.
 """
 
 from collections import Counter
@@ -35,6 +36,7 @@ class Admission:
         self._last_step = version * updates
         self._alive: dict[str, None] = {}
         self._records: dict[int, tuple[str, ...]] = {}
+        self._restored: set[int] = set()
         self._num_admitted = 0
         self._num_trained = 0
         self._num_dropped: Counter[str] = Counter()
@@ -77,6 +79,11 @@ class Admission:
     def recorded(self, step: int) -> tuple[str, ...] | None:
         """uids of a recorded step in admission order; None when it is not recorded or already published."""
         return self._records.get(step)
+
+    @property
+    def restored(self) -> int | None:
+        """The first step that failed and was not taken again."""
+        return min(self._restored, default=None)
 
     def counters(self) -> dict[str, int]:
         """admitted, trained, open, dropped, and dropped/<reason> for each reason."""
@@ -136,11 +143,29 @@ class Admission:
         self._last_step = step
         self.changed.notify()
 
+    def restore(self, step: int) -> None:
+        """Step `step` failed; it keeps its groups and their places. Raises AdmissionError unless it is under way."""
+        if step not in self._records or step in self._restored:
+            raise AdmissionError(f"step {step} cannot be restored: it is not under way")
+        self._restored.add(step)
+
+    def take_again(self, step: int) -> tuple[str, ...]:
+        """The groups of a restored step, which is under way again. Raises AdmissionError for any other step."""
+        if step not in self._restored:
+            raise AdmissionError(f"step {step} cannot be taken again: it was not restored")
+        self._restored.remove(step)
+        return self._records[step]
+
     def publish(self, version: int) -> None:
         """The engines sample from weights `version` now: the places of the steps that made it are free.
 
-        The version already published changes nothing. Raises AdmissionError for an older one, or one whose steps are missing.
+        The version already published changes nothing. Raises AdmissionError for an older one, or one whose steps are missing or
+        were restored and not taken again.
         """
+        if self.restored is not None and self.restored <= version * self._updates:
+            raise AdmissionError(
+                f"version {version} cannot be published: step {self.restored} failed and was not trained; sample it again"
+            )
         if version < self._version or version * self._updates > self._last_step:
             raise AdmissionError(
                 f"version {version} cannot be published after version {self._version} and step {self._last_step} "

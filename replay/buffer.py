@@ -48,7 +48,6 @@ class ReplayBuffer:
         self._partition_id = partition_id
         self._groups: dict[str, PromptGroup] = {}
         self._failed: list[PromptGroup] = []
-        self._restored: set[int] = set()
         self._num_failures = 0
         self._failures_in_a_row = 0
         self._is_feed_closed = False
@@ -164,9 +163,11 @@ class ReplayBuffer:
         is closed and too few groups are left; AdmissionError for a step out of order; TooManyFailuresError; and ReplayError when
         `run` has ended.
         """
-        if step in self._restored:
-            self._restored.remove(step)
-            return self._batch(self._admission.recorded(step) or ())
+        restored = self._admission.restored
+        if restored is not None:
+            if step != restored:
+                raise AdmissionError(f"step {step} cannot be sampled: step {restored} was restored and comes first")
+            return self._batch(self._admission.take_again(step))
         self._check_order(step)
         started = self._world.now()
         try:
@@ -180,8 +181,6 @@ class ReplayBuffer:
         return self._batch(uids)
 
     def _check_order(self, step: int) -> None:
-        if self._restored:
-            raise AdmissionError(f"step {step} cannot be sampled: step {min(self._restored)} was restored and comes first")
         if step != self._admission.last_step + 1:
             raise AdmissionError(
                 f"step {step} cannot be sampled after step {self._admission.last_step}: steps go in order, and a failed one is "
@@ -250,13 +249,13 @@ class ReplayBuffer:
         Raises AdmissionError when the step is not under way, ReplayError or UnknownKeyError when its rows are already retired.
         """
         uids = self._admission.recorded(step)
-        if uids is None or step in self._restored:
+        if uids is None:
             raise AdmissionError(f"step {step} cannot be restored: it is not under way")
         gone = [uid for uid in uids if uid not in self._groups]
         if gone:
             raise ReplayError(f"step {step} cannot be restored: groups {gone} were retired or cleared")
+        self._admission.restore(step)
         await self._queue.revive(self._batch(uids).keys, partition_id=self._partition_id, step=step)
-        self._restored.add(step)
 
     def close_feed(self) -> None:
         """No group will be admitted any more."""

@@ -252,6 +252,8 @@ async def test_a_failed_step_gets_its_own_groups_again(start_rig: StartRig) -> N
         assert not rig.admission.has_place, "a restored step holds its places"
         with pytest.raises(AdmissionError, match="step 2 cannot be sampled: step 1 was restored"):
             await rig.replay.sample(2, 1)
+        with pytest.raises(AdmissionError, match="version 1 cannot be published: step 1 failed and was not trained"):
+            rig.admission.publish(1)
         assert await rig.replay.sample(1, 1) == batch
         await rig.train(1, batch)
         rig.admission.publish(1)
