@@ -140,7 +140,7 @@ class Trainer:
             context=StepContext(step=step, version=step - 1, seed=self.world.seed("step", step)),
             check=self._checks_invariants(step),
         )
-        await self.queue.open_lease(scope.lease)
+        await self.queue.open_lease(scope.lease, keys=batch.keys, partition_id=batch.partition_id)
         try:
             for stage in self.stages:
                 with self.sight.timing(stage.name):

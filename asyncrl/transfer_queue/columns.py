@@ -265,7 +265,7 @@ class Gatherer:
         schema = cells[0][0].schema
         if schema.kind is Kind.OBJECT:
             return NonTensorStack(*[_DECODER.decode(_row(*cell).data) for cell in cells])
-        parts = [block.values[block.bounds[row] : block.bounds[row + 1]] for block, row in cells]
+        parts = [_row(*cell) for cell in cells]
         values = _join(parts, schema)
         if schema.kind is Kind.STACKED:
             return values

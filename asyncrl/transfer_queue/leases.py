@@ -29,8 +29,8 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepScope:
-    """A step's lease and the keys it may write; None: every key that exists."""
+class _Step:
+    """`keys`: those that the step may write; None: every key that exists."""
 
     lease: StepLease
     keys: frozenset[str] | None
@@ -42,7 +42,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
-        self._steps: dict[int, StepScope] = {}
+        self._steps: dict[int, _Step] = {}
 
     def __len__(self) -> int:
         open_sessions = sum(session.is_open for group in self._groups.values() for session in group.sessions.values())
@@ -80,8 +80,8 @@ class Leases:
         held = self._steps.get(lease.step)
         if held is not None and lease.incarnation <= held.lease.incarnation:
             raise StaleLeaseError(f"{lease} cannot be opened: {held.lease} is open; close it, or revive the step")
-        scope = None if keys is None else frozenset(keys)
-        self._steps[lease.step] = StepScope(lease=lease, keys=scope, partition_id=partition_id)
+        bound = None if keys is None else frozenset(keys)
+        self._steps[lease.step] = _Step(lease=lease, keys=bound, partition_id=partition_id)
 
     def close(self, lease: Lease) -> None:
         """Ends the lease; a group's takes those of its sessions along. A lease that is not open (any more) stays so."""
@@ -121,8 +121,8 @@ class Leases:
 
     def is_open(self, lease: Lease) -> bool:
         if isinstance(lease, StepLease):
-            scope = self._steps.get(lease.step)
-            return scope is not None and scope.lease == lease
+            step = self._steps.get(lease.step)
+            return step is not None and step.lease == lease
         group = self._groups.get(lease.uid)
         if group is None:
             return False
@@ -146,12 +146,12 @@ class Leases:
             raise LeaseScopeError(f"refused a write of key {stray!r} in {partition_id!r}: {lease} does not cover it")
 
     @staticmethod
-    def _stray_of_step(scope: StepScope, keys: Collection[str], partition_id: str) -> str | None:
-        if scope.partition_id not in (None, partition_id):
+    def _stray_of_step(step: _Step, keys: Collection[str], partition_id: str) -> str | None:
+        if step.partition_id not in (None, partition_id):
             return next(iter(keys), None)
-        if scope.keys is None:
+        if step.keys is None:
             return None
-        return next((key for key in keys if key not in scope.keys), None)
+        return next((key for key in keys if key not in step.keys), None)
 
 
 def _is_later(lease: SessionLease, than: SessionLease) -> bool:

@@ -16,7 +16,8 @@ stages wrote; of a retired row nothing is left to revive.
 """
 
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -88,8 +89,17 @@ class TransferQueue:
         ]
         return [row for row in found if row[2].session_id == session_id]
 
-    def _counting_refusals(self) -> "_CountRefusals":
-        return _CountRefusals(self._counts)
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except StaleLeaseError:
+            self._counts["refused_writes"] += 1
+            raise
+
+    def _partition(self, partition_id: str) -> Partition:
+        """The partition; where there is none, an empty one that nobody keeps."""
+        return self._partitions.get(partition_id) or Partition(partition_id)
 
     # --- put
 
@@ -128,7 +138,7 @@ class TransferQueue:
                 raise LeaseScopeError(f"{lease} may add columns, not tags; refused for key {keys[0]!r}")
         step = lease.step if isinstance(lease, StepLease) else None
         blocks = encode_fields(fields, keys, step=step)
-        partition = self._partitions.get(partition_id) or Partition(partition_id)
+        partition = self._partition(partition_id)
         merged = None if tags is None else self._merge(partition, keys, tags)
         with self._counting_refusals():
             partition.check_put(keys, blocks, lease)
@@ -163,7 +173,7 @@ class TransferQueue:
         wanted = _listed(keys)
         if not wanted:
             raise StoreError(f"a get of no keys from partition {partition_id!r}: there is no batch of nothing")
-        partition = self._partitions.get(partition_id) or Partition(partition_id)
+        partition = self._partition(partition_id)
         cells = {name: partition.cells(name, wanted) for name in _listed(fields)}
         if not cells:
             for key in wanted:
@@ -185,13 +195,11 @@ class TransferQueue:
         return watch
 
     def _tag(self, partition_id: str, key: str) -> Tag | None:
-        partition = self._partitions.get(partition_id)
-        row = None if partition is None else partition.rows.get(key)
+        row = self._partition(partition_id).rows.get(key)
         return None if row is None else row.tag
 
     def _tags(self, partition_id: str) -> dict[str, Tag]:
-        partition = self._partitions.get(partition_id)
-        return {} if partition is None else {key: row.tag for key, row in partition.rows.items()}
+        return {key: row.tag for key, row in self._partition(partition_id).rows.items()}
 
     # --- endings
 
@@ -203,7 +211,7 @@ class TransferQueue:
         """
         wanted = _listed(keys)
         _check_unique(wanted)
-        partition = self._partitions.get(partition_id) or Partition(partition_id)
+        partition = self._partition(partition_id)
         gone: dict[str, None] = {}
         for key in wanted:
             row = partition.rows.get(key)
@@ -225,7 +233,7 @@ class TransferQueue:
         with self._counting_refusals():
             if not isinstance(lease, StepLease) or lease.step != step or not self._leases.is_open(lease):
                 raise StaleLeaseError(f"refused to retire {len(wanted)} keys of step {step}: {lease} is not its open lease")
-        partition = self._partitions.get(partition_id) or Partition(partition_id)
+        partition = self._partition(partition_id)
         gone = dict.fromkeys(wanted)
         for uid in {partition.row(key).owner.uid: None for key in wanted}:
             left = [key for key in partition.group_keys(uid) if key not in gone]
@@ -241,7 +249,7 @@ class TransferQueue:
         Raises UnknownKeyError for a key that is not there.
         """
         wanted = _listed(keys)
-        partition = self._partitions.get(partition_id) or Partition(partition_id)
+        partition = self._partition(partition_id)
         for key in wanted:
             partition.row(key)
         self._leases.close_step(step)
@@ -289,22 +297,6 @@ class TransferQueue:
         self._leases.close_all()
         for watch in [watch for name in list(self._watches) for watch in self._watchers(name)]:
             watch.close()
-
-
-class _CountRefusals:
-    """Counts the writes that a lease refused, and lets the error go on."""
-
-    __slots__ = ("_counts",)
-
-    def __init__(self, counts: dict[str, int]) -> None:
-        self._counts = counts
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if isinstance(error, StaleLeaseError):
-            self._counts["refused_writes"] += 1
 
 
 def _listed(names: Sequence[str]) -> list[str]:
