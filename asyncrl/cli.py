@@ -117,6 +117,8 @@ def fields() -> None:
 def main() -> NoReturn:
     """Entry point: errors become one line and an exit code (2: the user's input, 3: the run)."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    # FSDP's first forward makes torch warn about a function of its own that torch itself calls.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     try:
         app()
     except UserError as error:
