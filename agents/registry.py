@@ -4,11 +4,11 @@ Place: preflight, session -> [registry] -> the loop's own module.
 """
 
 import difflib
-import importlib
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.errors import ConfigError
+from asyncrl.user_code import UserCodeError, import_from_here
 
 if TYPE_CHECKING:
     from asyncrl.agents.loop import AgentLoop
@@ -31,11 +31,23 @@ def load_agent_loop(name: str) -> "AgentLoop":
     if not (module_name and colon and attribute):
         near = difflib.get_close_matches(name, BUILT_IN, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(BUILT_IN)}"
-        raise ConfigError(f"agent.name = {name!r} is no agent loop; {hint} Your own is named module:Class")
+        raise ConfigError(f"agent.name = {name!r} is no agent loop; {hint}; your own is named module:Class")
     try:
-        made: AgentLoop = getattr(importlib.import_module(module_name), attribute)()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(f"agent.name = {name!r} cannot be loaded: {error}") from error
+        module = import_from_here(module_name)
+    except UserCodeError as error:
+        raise ConfigError(f"agent.name = {name!r}: {error}") from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"agent.name = {name!r}: {module.__file__ or module_name} has no {attribute!r}")
+    made = _make(getattr(module, attribute), name)
     if not inspect.iscoroutinefunction(getattr(made, "run", None)):
         raise ConfigError(f"agent.name = {name!r} has no `async def run(prompt, context)`")
-    return made
+    loop: AgentLoop = made
+    return loop
+
+
+def _make(kind: Any, name: str) -> Any:
+    try:
+        return kind()
+    except Exception as error:  # whatever the user's class raises
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ConfigError(f"agent.name = {name!r} cannot be made without arguments: {reason}") from error

@@ -4,13 +4,13 @@ Place: cli and trainer -> [registry] -> agents. A built-in is a name in the tabl
 """
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 from asyncrl.errors import ToolSpecError
 from asyncrl.tools.base import FunctionTool, Tool
+from asyncrl.user_code import UserCodeError, import_from_here
 
 BUILT_IN: dict[str, str] = {
     "calculator": "asyncrl.tools.calculator:calculator",
@@ -54,11 +54,9 @@ def is_tool(value: object) -> TypeGuard[Tool]:
 
 def _find(module_name: str, attribute: str, spec: str) -> object:
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises while it is imported
-        raise ToolSpecError(
-            f"agent.tools: {spec!r}: module {module_name!r} does not import: {type(error).__name__}: {error}"
-        ) from error
+        module = import_from_here(module_name)
+    except UserCodeError as error:
+        raise ToolSpecError(f"agent.tools: {spec!r}: {error}") from error
     if not hasattr(module, attribute):
         public = [name for name in dir(module) if not name.startswith("_")]
         raise ToolSpecError(f"agent.tools: {spec!r}: module {module_name!r} has no {attribute!r}{_nearest(attribute, public)}")
