@@ -24,7 +24,7 @@ from asyncrl.evaluation import eval_prompts, evaluate, modes_of
 from asyncrl.feed import Feed
 from asyncrl.observe.run_folder import RunFolder, create_run_folder, newest_run_folder
 from asyncrl.observe.sight import open_sight
-from asyncrl.ports import RewardScorer, SamplingParams, World
+from asyncrl.ports import RewardScorer, RolloutEngine, SamplingParams, World
 from asyncrl.preflight import RunInputs, total_steps
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.rewards.scoring import open_scorer
@@ -54,7 +54,7 @@ Evaluate = Callable[[], Awaitable[dict[str, float]]]
 class Rollout:
     """What sessions need, open: for training and for evaluation alike."""
 
-    engine: TorchEngine
+    engine: RolloutEngine
     scorer: RewardScorer
     template: ChatTemplate
     tools: dict[str, Tool]
@@ -98,10 +98,25 @@ async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False
         if checkpoint is not None:
             _refuse_changes(run, checkpoint, len(inputs.train_rows))
             log.info("resuming %s after step %d", folder.path, checkpoint.step)
-        trainer = await _open_trainer(run, inputs, folder, checkpoint, rollout, world, stop, stack)
+        trainer = await stack.enter_async_context(open_trainer(run, inputs, folder, checkpoint, rollout, world, stop))
         await trainer.fit()
         await world.offload(_export, run, trainer.actor, folder, pool="model")
     return folder.path
+
+
+@asynccontextmanager
+async def open_trainer(
+    run: TrainRun,
+    inputs: RunInputs,
+    folder: RunFolder,
+    checkpoint: Checkpoint | None,
+    rollout: Rollout,
+    world: World,
+    stop: Stop,
+) -> AsyncIterator[Trainer]:
+    """The rooms of training, at the border of the checkpoint or at the beginning; leaving ends the groups in flight."""
+    async with AsyncExitStack() as stack:
+        yield await _open_trainer(run, inputs, folder, checkpoint, rollout, world, stop, stack)
 
 
 async def _open_trainer(
@@ -114,7 +129,6 @@ async def _open_trainer(
     stop: Stop,
     stack: AsyncExitStack,
 ) -> Trainer:
-    """The rooms of training, at the border of the checkpoint or at the beginning."""
     rows = inputs.train_rows
     steps = total_steps(run, len(rows))
     border = Border() if checkpoint is None else Border(step=checkpoint.step, cursor=int(checkpoint.trainer["cursor"]))
