@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from tensordict import TensorDict
 
-from asyncrl.errors import FieldError
+from asyncrl.errors import DeadlineError, FieldError
 from asyncrl.fields import Axis
 from asyncrl.fields import field as catalogue_field
 from asyncrl.keys import StepLease
@@ -58,18 +58,19 @@ class StepScope:
     lease: StepLease
     context: StepContext
     check: bool
+    timeout_s: float | None = None
+    """Of each stage: trainer.stage_timeout_s. None: no deadline."""
 
 
 async def run_stage(stage: Stage, scope: StepScope) -> StageResult:
     """Raises FieldError when the stage writes other fields than it declares, or a column that breaks the catalogue or an invariant.
-
-    Bounded by the stage's own compute.
+    Raises DeadlineError, with the stage's name, when its compute takes longer than the scope allows; its thread is left behind.
     """
     batch = scope.batch
     columns = await scope.queue.kv_batch_get(batch.keys, partition_id=batch.partition_id, fields=sorted(stage.reads))
     pool = stage.pool or ("model" if scope.check else "")  # the invariants of a large batch take more than a millisecond
     if pool:
-        output = await scope.world.offload(_compute, stage, scope, columns, pool=pool)
+        output = await _offloaded(stage, scope, columns, pool)
     else:
         output = _compute(stage, scope, columns)
     if not output.columns:
@@ -81,6 +82,15 @@ async def run_stage(stage: Stage, scope: StepScope) -> StageResult:
         fields=TensorDict(dict(output.columns), batch_size=[len(batch)]),
     )
     return StageResult(metrics=output.metrics, reports=_report(output.columns, columns))
+
+
+async def _offloaded(stage: Stage, scope: StepScope, columns: TensorDict, pool: str) -> StageOutput:
+    try:
+        return await scope.world.offload(_compute, stage, scope, columns, pool=pool, timeout_s=scope.timeout_s)
+    except DeadlineError as error:
+        raise DeadlineError(
+            f"stage {stage.name!r} of step {scope.context.step} took longer than trainer.stage_timeout_s = {scope.timeout_s} s"
+        ) from error
 
 
 def _compute(stage: Stage, scope: StepScope, columns: TensorDict) -> StageOutput:

@@ -1,13 +1,14 @@
 """run_stage: a stage reads and writes what it declares, in the layout of the catalogue, under its lease."""
 
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from asyncrl.errors import FieldError, MissingColumnError, StaleLeaseError
+from asyncrl.errors import DeadlineError, FieldError, MissingColumnError, StaleLeaseError
 from asyncrl.keys import TRAIN, GroupLease, SessionLease, StepLease
 from asyncrl.ports import StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
@@ -114,17 +115,23 @@ def test_a_stage_cannot_name_a_field_that_is_not_in_the_catalogue() -> None:
         stage(lambda columns: {}, reads="no_such_field")
 
 
+async def test_a_stage_that_hangs_is_named(bench: Bench) -> None:
+    let_go = threading.Event()
+
+    def hang(columns: TensorDict) -> dict[str, torch.Tensor]:
+        let_go.wait()
+        return {}
+
+    hanging = replace(stage(hang), pool="model")
+    with pytest.raises(DeadlineError, match=r"stage 'under test' of step 1 took longer than trainer\.stage_timeout_s = 0\.01 s"):
+        await run_stage(hanging, replace(bench.scope, timeout_s=0.01))
+    let_go.set()
+
+
 async def test_invariants_run_at_the_border_when_asked(bench: Bench) -> None:
     def outside_the_mask(columns: TensorDict) -> dict[str, torch.Tensor]:
         return {"advantages": ragged([torch.tensor([1.0, 7.0, 1.0]), torch.tensor([1.0])])}
 
-    checked = StepScope(
-        queue=bench.scope.queue,
-        world=bench.scope.world,
-        batch=bench.scope.batch,
-        lease=bench.scope.lease,
-        context=bench.scope.context,
-        check=True,
-    )
+    checked = replace(bench.scope, check=True)
     with pytest.raises(FieldError, match="advantages"):
         await run_stage(stage(outside_the_mask, reads="response_mask", writes="advantages"), checked)
