@@ -11,6 +11,7 @@ groups finish: the make-up of every batch is a function of admissions and drops.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -22,6 +23,8 @@ from asyncrl.protocol.batch_meta import KVBatchMeta, Tag
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.groups import GroupStatus, PromptGroup, follow
 from asyncrl.transfer_queue import TransferQueue
+
+log = logging.getLogger(__name__)
 
 _NAMED_GROUPS = 16
 """Groups named by a deadline's message at most: enough to see the pattern, short enough to read."""
@@ -132,6 +135,7 @@ class ReplayBuffer:
         if not failed:
             return
         for group in failed:
+            log.warning("group %s failed and is replaced by a new one: %s", group.uid, group.failure)
             self._groups.pop(group.uid, None)
             if self._admission.is_alive(group.uid):
                 self._admission.drop(group.uid, "failure")
