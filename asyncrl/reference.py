@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from asyncrl.config import SFTRun, TrainRun, keys_of
+from asyncrl.config.sections import MOST
 from asyncrl.fields import CATALOGUE, TAGS
 
 FIELD_COLUMNS = ("field", "dtype", "axis", "producer", "consumers", "exists when", "evidence")
@@ -91,7 +92,8 @@ def configuration_page() -> str:
 
 def type_text(entry: FieldInfo) -> str:
     """`int > 0`, `"a" or "b"`, `list of str`: the type of a key as a user would say it."""
-    marks = [(mark, name) for mark in entry.metadata for name in _CONSTRAINTS if hasattr(mark, name)]
+    # A bound that only keeps nonsense out is no news for the reader.
+    marks = [(mark, name) for mark in entry.metadata for name in _CONSTRAINTS if abs(getattr(mark, name, MOST)) < MOST]
     bounds = [f"{_CONSTRAINTS[name]} {getattr(mark, name):g}" for mark, name in marks]
     return " ".join([_type_name(entry.annotation), *([" and ".join(bounds)] if bounds else [])])
 

@@ -105,6 +105,13 @@ def test_a_missing_key_is_named() -> None:
         ({"rollout__n": "8"}, "rollout.n = '8': input should be a valid integer"),
         ({"rollout__n": True}, "rollout.n = True: input should be a valid integer"),
         ({"rollout__n": 0}, "rollout.n = 0: input should be greater than 0"),
+        ({"rollout__n": 10**22}, f"rollout.n = {10**22}: input should be less than or equal to 2147483647"),
+        ({"trainer__seed": -(10**22)}, f"trainer.seed = {-(10**22)}: input should be greater than or equal to -2147483647"),
+        ({"trainer__num_threads": 10**8}, "trainer.num_threads = 100000000: input should be less than or equal to 1024"),
+        ({"model__chat_template_kwargs": {"a": [1]}}, "model.chat_template_kwargs.a = [1]: input should be a valid string"),
+        ({"model__chat_template_kwargs": 3}, "model.chat_template_kwargs = 3: input should be a valid dictionary"),
+        ({"trainer__experiment_name": 7}, "trainer.experiment_name = 7: input should be a valid string; quote it: '\"7\"'"),
+        ({"model__path": ["x" * 1000]}, "model.path = ['" + "x" * 98 + "...: input should be a valid string"),
         ({"rollout__temperature": 0}, "rollout.temperature = 0: input should be greater than 0"),
         ({"actor__optim__lr": float("inf")}, "actor.optim.lr = inf: input should be a finite number"),
         ({"actor__optim__betas": [0.9, 1.5]}, "actor.optim.betas.1 = 1.5: input should be less than or equal to 1"),
@@ -286,6 +293,22 @@ def test_overrides_are_toml_values_and_bare_words_are_strings(run_file: Path) ->
 def test_an_override_of_another_form_is_refused(run_file: Path, override: str) -> None:
     with pytest.raises(ConfigError, match=r"is not of the form section\.key=value"):
         load_run(TrainRun, run_file, [override])
+
+
+@pytest.mark.parametrize("value", ["[calculator]", '["a"', '"a', "'it's"])
+def test_an_override_that_begins_like_toml_and_is_none_is_refused(run_file: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"not valid TOML .*need quotes"):
+        load_run(TrainRun, run_file, [f"agent.tools={value}"])
+
+
+def test_a_date_where_a_text_is_meant_wants_quotes(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.experiment_name = 2024-01-31: .*quote it: '\"2024-01-31\"'"):
+        load_run(TrainRun, run_file, ["trainer.experiment_name=2024-01-31"])
+
+
+def test_one_tool_needs_no_list(run_file: Path) -> None:
+    overrides = ["agent.name=tool_agent", "agent.tools=calculator"]
+    assert load_run(TrainRun, run_file, overrides).agent.tools == ["calculator"]
 
 
 def test_an_override_below_a_value_and_of_an_unknown_key_are_refused(run_file: Path) -> None:

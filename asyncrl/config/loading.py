@@ -3,7 +3,9 @@
 import difflib
 import tomllib
 from collections.abc import Sequence
+from datetime import date, time
 from pathlib import Path
+from typing import get_origin
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -14,6 +16,9 @@ from asyncrl.config.keys import keys_of
 from asyncrl.config.runs import SFTRun, TrainRun
 from asyncrl.errors import ConfigError
 from asyncrl.ports import Json
+
+_SHOWN_CHARS = 100
+"""Of a wrong value in a message."""
 
 
 def load_run(kind: type[Run], path: Path, overrides: Sequence[str] = ()) -> Run:
@@ -61,18 +66,20 @@ def _apply_override(tree: dict[str, Json], override: str) -> None:
         node = node.setdefault(part, {})
         if not isinstance(node, dict):
             raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
-    node[parts[-1]] = _parse_value(text.strip())
+    node[parts[-1]] = _parse_value(text.strip(), override)
 
 
-def _parse_value(text: str) -> Json:
+def _parse_value(text: str, override: str) -> Json:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        if text.startswith(("[", '"', "'")):  # meant as TOML: taken as a bare word it would be a strange path or name
+            raise ConfigError(f'override {override!r}: not valid TOML ({error}); strings in a list need quotes: ["a"]') from None
         return text
 
 
 def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
-    location = [str(part) for part in error["loc"]]
+    location = _location(kind, error)
     key = ".".join(location)
     if error["type"] == "extra_forbidden":
         return f"unknown key {key}{_suggest(kind, location)}"
@@ -80,7 +87,26 @@ def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
         return f"{key} is missing; it has no default"
     if error["type"] == "value_error" and isinstance(error.get("ctx", {}).get("error"), ConfigError):
         return str(error["ctx"]["error"])
-    return f"{key} = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    said = f"{key} = {_shown(error['input'])}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"{said}; quote it: '\"{error['input']}\"'" if _lacks_quotes(error) else said
+
+
+def _location(kind: type[BaseModel], error: ErrorDetails) -> list[str]:
+    """Where the user wrote it; pydantic adds the member of a union that it tried last."""
+    location = [str(part) for part in error["loc"]]
+    tables = [key for key, entry in keys_of(kind) if get_origin(entry.annotation) is dict]
+    inside = [key for key in tables if f"{'.'.join(location)}.".startswith(f"{key}.")]
+    return location[: inside[0].count(".") + 2] if inside else location
+
+
+def _lacks_quotes(error: ErrorDetails) -> bool:
+    """A number or a date where a text is meant: `trainer.experiment_name=7`."""
+    return error["type"] == "string_type" and isinstance(error["input"], int | float | date | time)
+
+
+def _shown(value: Json) -> str:
+    text = str(value) if isinstance(value, date | time) else repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
 def _suggest(kind: type[BaseModel], location: Sequence[str]) -> str:

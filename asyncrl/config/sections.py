@@ -10,8 +10,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from asyncrl.ports import Json
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(gt=0)]
+MOST = 2**31 - 1
+"""Of a count: more is a slip of the finger, and torch and the file system stop at such sizes with words of their own."""
+
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Positive = Annotated[int, Field(gt=0, le=MOST)]
+Seed = Annotated[int, Field(ge=-MOST, le=MOST)]
+Threads = Annotated[int, Field(gt=0, le=1024)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -22,6 +27,8 @@ def _as_list(value: Json) -> Json:
 
 Paths = Annotated[list[str], BeforeValidator(_as_list)]
 """One path or several: a file, a directory, or a glob."""
+Names = Annotated[list[str], BeforeValidator(_as_list)]
+"""One name or several."""
 
 
 class Section(BaseModel):
@@ -115,7 +122,7 @@ class AgentConfig(Section):
 
     name: str = "single_turn"
     """Agent loop: `single_turn`, `tool_agent`, or `module:Class`."""
-    tools: list[str] = []
+    tools: Names = []
     """Tools by registered name, or `module:function`."""
     tool_format: Literal["hermes"] = "hermes"
     """How the model writes a call: `hermes` is <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
@@ -150,7 +157,7 @@ class RewardConfig(Section):
     """Rule: `exact_match`, `gsm8k`, or `module:function` called as f(data_source, solution_str, ground_truth, extra_info)."""
     timeout_s: Seconds = 30.0
     """Deadline of one scoring; a worker that exceeds it is killed and the session fails."""
-    num_workers: Positive = 1
+    num_workers: Threads = 1
     """Processes that run sync reward functions."""
 
 
@@ -263,14 +270,16 @@ class TrainerConfig(Section):
     """Steps between evaluations. 0: only before and after."""
     val_before_train: bool = True
     """Evaluate before the first step."""
-    seed: int = 1
+    seed: Seed = 1
     """Seed of data order, sampling and initialisation."""
-    num_threads: Positive = 1
+    num_threads: Threads = 1
     """Torch threads. Small models are fastest with one."""
     invariants: Literal["off", "sampled", "all"] = "sampled"
     """Which stage borders check the field invariants: none, one step in ten, every one."""
     log_trajectories: Count = 2
     """Trajectories a step that are written as readable text."""
+    stage_timeout_s: Seconds = 3600.0
+    """Seconds that one stage of a step, or a copy of the weights, may take before the run ends with its name."""
     no_signal_patience: Positive = 10
     """Steps in a row without any non-zero advantage before a warning."""
     tensorboard: bool = True
@@ -312,9 +321,9 @@ class SFTTrainerConfig(Section):
     """Name of the run's folder; a second run of the name gets `-2`."""
     default_local_dir: str = "runs"
     """Folder of all runs."""
-    seed: int = 1
+    seed: Seed = 1
     """Seed of data order and initialisation."""
-    num_threads: Positive = 1
+    num_threads: Threads = 1
     """Torch threads."""
     tensorboard: bool = True
     """Write TensorBoard events."""
@@ -323,5 +332,5 @@ class SFTTrainerConfig(Section):
 class SFTAgentConfig(Section):
     """Tools whose schemas the chat template shows."""
 
-    tools: list[str] = []
+    tools: Names = []
     """Tools by registered name, or `module:function`."""
