@@ -4,6 +4,8 @@ cli -> [preflight] -> assembly. Raises UserError with one line that names file, 
 """
 
 import asyncio
+import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +14,13 @@ from asyncrl.agents.registry import check_agent_name
 from asyncrl.config import RewardConfig, SFTRun, TrainRun, load_run, to_toml
 from asyncrl.dataset import RLHFDataset, read_table
 from asyncrl.errors import CheckpointError, ConfigError
-from asyncrl.model_files import check_model_files
-from asyncrl.observe.run_folder import RunFolder
+from asyncrl.model_files import check_context, check_model_files
+from asyncrl.observe.run_folder import RunFolder, check_place
 from asyncrl.rewards.scoring import check_function
 from asyncrl.tools import load_tools
 from asyncrl.world import RealWorld
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +32,10 @@ class RunInputs:
 
 
 def check_train(run: TrainRun) -> RunInputs:
-    """Files, rows, model directory, tools, reward function and batch arithmetic of a training run."""
+    """Files, rows, model directory, tools, reward function, batch arithmetic and place of a training run."""
+    check_place(run.trainer.default_local_dir, run.trainer.experiment_name)
     check_model_files(run.model)
+    check_context(run.model, run.max_model_len)
     check_agent_name(run.agent.name)
     load_tools(run.agent.tools)
     inputs = RunInputs(
@@ -38,11 +44,14 @@ def check_train(run: TrainRun) -> RunInputs:
     )
     total_steps(run, len(inputs.train_rows))
     asyncio.run(_check_reward(run.reward))
+    if run.rollout.n == 1:
+        log.warning("rollout.n = 1: a group of one has advantage 0, so nothing is learned; use at least 2 sessions a prompt")
     return inputs
 
 
 def check_sft(run: SFTRun) -> None:
-    """Files, model directory and tools of a warm start."""
+    """Files, model directory, tools and place of a warm start."""
+    check_place(run.trainer.default_local_dir, run.trainer.experiment_name)
     check_model_files(run.model)
     load_tools(run.agent.tools)
     for files in run.sft.stages or [run.data.train_files]:
@@ -55,9 +64,11 @@ def check_eval(checkpoint: Path, file: Path, config: Path | None, overrides: Seq
         raise CheckpointError(f"{checkpoint}: no such checkpoint or model directory")
     model = model_folder(checkpoint)
     source = config or _config_of(checkpoint)
-    given = [f"model.path={str(model)!r}", f"data.val_files={str(file)!r}", *overrides]
+    # JSON's strings are TOML's.
+    given = [f"model.path={json.dumps(str(model))}", f"data.val_files={json.dumps(str(file))}", *overrides]
     run = load_run(TrainRun, source, given)
     check_model_files(run.model)
+    check_context(run.model, run.max_model_len)
     check_agent_name(run.agent.name)
     load_tools(run.agent.tools)
     asyncio.run(_check_reward(run.reward))

@@ -50,6 +50,11 @@ def remove(path: Path, name: str) -> Path:
     return path
 
 
+def positions(path: Path, number: int) -> Path:
+    (path.parent / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": number}))
+    return path
+
+
 CASES: dict[str, tuple[Callable[[Config], Path], str]] = {
     "missing configuration": (lambda make: make().with_name("no.toml"), "no.toml: no such configuration file"),
     "not TOML": (lambda make: make(toml="[data"), "not valid TOML"),
@@ -70,10 +75,16 @@ CASES: dict[str, tuple[Callable[[Config], Path], str]] = {
     "no such model": (lambda make: make(toml='model.tokenizer_path = "nowhere"'), "nowhere"),
     "no such tool": (
         lambda make: make(toml='agent.name = "tool_agent"\nagent.tools = ["calculater"]'),
-        "no tool named 'calculater'; did you mean 'calculator'?",
+        "no tool named 'calculater'; did you mean calculator?",
     ),
     "no such reward": (lambda make: make(toml='reward.function = "exact_mach"'), "exact_match"),
     "reward that does not import": (lambda make: make(toml='reward.function = "no_such_module:score"'), "no_such_module"),
+    "no plain folder name": (lambda make: make(toml='trainer.experiment_name = "a/b"'), "trainer.experiment_name = 'a/b'"),
+    "no place for runs": (lambda make: make(toml='trainer.default_local_dir = "run.toml/x"'), "run.toml is not a folder"),
+    "longer than the model": (
+        lambda make: positions(make(toml="data.max_prompt_length = 100\ndata.max_response_length = 29"), 128),
+        "has 128 positions, and a trajectory may have 129 tokens",
+    ),
     "no such agent": (lambda make: make(toml='agent.name = "tool_agnt"'), "agent.name"),
     "custom agent that does not import": (lambda make: make(toml='agent.name = "no_such_module:Agent"'), "no_such_module"),
 }
@@ -81,9 +92,10 @@ CASES: dict[str, tuple[Callable[[Config], Path], str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_bad_input_is_one_line_and_exit_code_2(
-    case: str, make: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    case: str, make: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare, named = CASES[case]
+    monkeypatch.chdir(tmp_path)
     code, _, err = run(capsys, monkeypatch, "train", str(prepare(make)))
     assert code == 2, err
     assert err.startswith("error: ")

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.config import ModelConfig
 from asyncrl.errors import ModelError
-from asyncrl.model_files import check_model_files
+from asyncrl.model_files import check_context, check_model_files
 
 FILES = {
     "config.json": "{}",
@@ -43,6 +43,8 @@ def test_a_template_file_of_its_own_or_of_the_configuration_passes(folder: Path)
     ("spoil", "message"),
     [
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
+        (lambda folder: (folder / "config.json").write_text("[1]"), "config.json is not that of a model"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
         (lambda folder: (folder / "tokenizer_config.json").unlink(), "no chat template"),
@@ -56,6 +58,20 @@ def test_what_is_missing_is_named(spoil: Callable[[Path], object], message: str,
         check_model_files(ModelConfig(path=str(folder)))
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings", ['{"max_position_embeddings": 128}', '{"text_config": {"max_position_embeddings": 128}}'], ids=["flat", "nested"]
+)
+def test_a_trajectory_longer_than_the_models_positions_is_refused(settings: str, folder: Path) -> None:
+    (folder / "config.json").write_text(settings)
+    check_context(ModelConfig(path=str(folder)), 128)
+    with pytest.raises(ModelError, match=r"has 128 positions, and a trajectory may have 129 tokens; lower data\.max_prompt_length"):
+        check_context(ModelConfig(path=str(folder)), 129)
+
+
+def test_a_model_that_does_not_say_how_long_it_is_passes(folder: Path) -> None:
+    check_context(ModelConfig(path=str(folder)), 10**6)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ trainer.experiment_name -> [run folder] -> metrics, trajectories, configuration,
 """
 
 import itertools
+import os
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +74,8 @@ def create_run_folder(default_local_dir: str | Path, experiment_name: str) -> Ru
     root = Path(default_local_dir)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count(1):
+        # After the highest, not in a gap: the highest number is the newest run.
+        for number in itertools.count(max(_numbers(root, experiment_name), default=0) + 1):
             path = root / _numbered(experiment_name, number)
             try:
                 path.mkdir()  # makes or fails in one step: whoever makes it, owns it
@@ -82,6 +85,18 @@ def create_run_folder(default_local_dir: str | Path, experiment_name: str) -> Ru
     except OSError as error:
         raise ConfigError(f"trainer.default_local_dir = {str(default_local_dir)!r}: no run folder can be made ({error})") from error
     raise AssertionError("itertools.count ended")
+
+
+def check_place(default_local_dir: str, experiment_name: str) -> None:
+    """Raises ConfigError when `create_run_folder` could not make the folder; makes nothing."""
+    check_experiment_name(experiment_name)
+    if not default_local_dir.strip():
+        raise ConfigError(f"trainer.default_local_dir = {default_local_dir!r} is empty; name a folder, such as runs")
+    root = Path(default_local_dir).absolute()
+    nearest = next(path for path in (root, *root.parents) if os.path.lexists(path))
+    reason = "is not a folder" if not nearest.is_dir() else "" if os.access(nearest, os.W_OK | os.X_OK) else "cannot be written to"
+    if reason:
+        raise ConfigError(f"trainer.default_local_dir = {default_local_dir!r}: no run folder can be made: {nearest} {reason}")
 
 
 def check_experiment_name(name: str) -> None:
@@ -98,23 +113,32 @@ def check_experiment_name(name: str) -> None:
         raise ConfigError(f"trainer.experiment_name = {name!r} {reason}")
 
 
-def newest_run_folder(default_local_dir: str | Path, experiment_name: str) -> RunFolder:
-    """The folder of the last run of that name, for `--resume`. Raises CheckpointError when there is none."""
+def run_folders(default_local_dir: str | Path, experiment_name: str) -> list[RunFolder]:
+    """The folders of all runs of that name, the last one first, for `--resume`. Raises CheckpointError when there is none."""
     check_experiment_name(experiment_name)
-    root, newest = Path(default_local_dir), None
-    for number in itertools.count(1):
-        folder = RunFolder(path=root / _numbered(experiment_name, number))
-        if not folder.path.exists():
-            break
-        if _experiment_name(folder) == experiment_name:  # `a-2` may be the first run of a name `a-2`
-            newest = folder
-    if newest is None:
+    root = Path(default_local_dir)
+    folders = [RunFolder(path=root / _numbered(experiment_name, number)) for number in _numbers(root, experiment_name)]
+    # `a-2` may be the first run of a name `a-2`
+    found = [folder for folder in folders if _experiment_name(folder) == experiment_name]
+    if not found:
         raise CheckpointError(f"there is no run {experiment_name!r} in {root} to resume")
-    return newest
+    return found
+
+
+def newest_run_folder(default_local_dir: str | Path, experiment_name: str) -> RunFolder:
+    """The folder of the last run of that name. Raises CheckpointError when there is none."""
+    return run_folders(default_local_dir, experiment_name)[0]
 
 
 def _numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{name}-{number}"
+
+
+def _numbers(root: Path, name: str) -> list[int]:
+    """Numbers that are taken, highest first. There may be gaps: people remove runs."""
+    taken = [path.name for path in root.iterdir()] if root.is_dir() else []
+    found = [re.fullmatch(rf"{re.escape(name)}(?:-([1-9][0-9]*))?", entry) for entry in taken]
+    return sorted({int(match[1] or 1) for match in found if match}, reverse=True)
 
 
 def _experiment_name(folder: RunFolder) -> object:

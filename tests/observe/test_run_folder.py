@@ -1,5 +1,6 @@
 """Run folders: nothing is overwritten, two runs never share one, and a resume finds the right one."""
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from asyncrl.config import SFTRun, TrainRun, load_run, parse_run
 from asyncrl.errors import CheckpointError, ConfigError
-from asyncrl.observe.run_folder import RunFolder, create_run_folder, newest_run_folder
+from asyncrl.observe.run_folder import RunFolder, check_place, create_run_folder, newest_run_folder, run_folders
 from asyncrl.ports import Json
 
 
@@ -81,3 +82,23 @@ def test_the_newest_run_of_exactly_that_name_is_found(tmp_path: Path) -> None:
 def test_a_missing_run_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"there is no run 'a' in .* to resume"):
         newest_run_folder(tmp_path, "a")
+
+
+def test_a_removed_run_leaves_a_gap_that_misleads_nobody(tmp_path: Path) -> None:
+    for _ in range(3):
+        create_run_folder(tmp_path, "a").write_config(make_run("a"))
+    shutil.rmtree(tmp_path / "a-2")
+    assert [folder.path.name for folder in run_folders(tmp_path, "a")] == ["a-3", "a"]
+    assert create_run_folder(tmp_path, "a").path.name == "a-4"
+
+
+def test_a_place_is_checked_without_making_it(tmp_path: Path) -> None:
+    check_place(str(tmp_path / "new" / "runs"), "a")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"trainer\.default_local_dir = .*file is not a folder"):
+        check_place(str(tmp_path / "file" / "runs"), "a")
+    with pytest.raises(ConfigError, match="is empty"):
+        check_place("", "a")
+    with pytest.raises(ConfigError, match=r"trainer\.experiment_name = "):
+        check_place(str(tmp_path), "a/b")
