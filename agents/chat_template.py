@@ -21,6 +21,7 @@ from asyncrl.agents.text_codec import TextCodec, choose_guard
 from asyncrl.config import ModelConfig
 from asyncrl.errors import ModelError
 from asyncrl.ports import Json, Messages
+from asyncrl.wording import message_of
 
 _MARK = "\U0010fc00reply\U0010fc01"
 """Content of the assistant turn that stands in for the sampled one; private-use characters keep it out of every real text."""
@@ -141,7 +142,7 @@ class ChatTemplate:
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise ModelError(
-                f"{self._where()} cannot render roles {[m.get('role') for m in messages]}: {_one_line(error)}"
+                f"{self._where()} cannot render roles {[m.get('role') for m in messages]}: {message_of(error)}"
             ) from error
         return str(text)
 
@@ -156,7 +157,7 @@ def load_codec(folder: Path) -> TextCodec:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # the Rust side raises bare Exceptions for a damaged file
-        raise ModelError(f"tokenizer in {str(folder)!r} cannot be loaded: {_one_line(error)}") from error
+        raise ModelError(f"tokenizer in {str(folder)!r} cannot be loaded: {message_of(error)}") from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     spec_file = folder / "tokenizer.json"
     return TextCodec(tokenizer, spec_file if spec_file.is_file() else None)
@@ -190,7 +191,7 @@ def _template_file(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"model.chat_template = {path!r} cannot be read: {_one_line(error)}") from error
+        raise ModelError(f"model.chat_template = {path!r} cannot be read: {message_of(error)}") from error
 
 
 def _model_stop_ids(folder: Path) -> list[int]:
@@ -209,7 +210,3 @@ def _without_surrogates(value: Json) -> Json:
     if isinstance(value, dict):
         return {key: _without_surrogates(item) for key, item in value.items()}
     return [_without_surrogates(item) for item in value] if isinstance(value, list) else value
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -4,7 +4,6 @@ Place: session -> AgentLoop.run(prompt, context) -> list[AgentLoopOutput] -> rew
 between sessions: one object serves all of them at once.
 """
 
-import asyncio
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
@@ -14,8 +13,9 @@ from asyncrl.agents.token_builder import TokenBuilder
 from asyncrl.agents.tool_calls import ToolCallFormat
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import AgentConfig
-from asyncrl.errors import DeadlineError, PromptTooLongError
+from asyncrl.errors import PromptTooLongError
 from asyncrl.ports import GenerateRequest, Generation, Json, Prompt, RolloutEngine, SamplingParams, World
+from asyncrl.waiting import within
 
 
 class StopCause(StrEnum):
@@ -115,18 +115,11 @@ class SessionContext:
             sampling=replace(self.sampling, max_tokens=max_tokens, stop_token_ids=stop_token_ids, stop_strings=stop_strings),
             seed=self.world.seed(*parts, *(("position", position) if position else ())),
         )
-        generation = await self._within_deadline(request)
+        limit_s = self.request_timeout_s
+        async with within(limit_s, lambda: f"generate call {request.request_id} took longer than {limit_s:g} s"):
+            generation = await self.engine.generate(request)
         builder.add_sampled(generation)
         return generation
-
-    async def _within_deadline(self, request: GenerateRequest) -> Generation:
-        try:
-            async with asyncio.timeout(self.request_timeout_s) as deadline:
-                return await self.engine.generate(request)
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise DeadlineError(f"generate call {request.request_id} took longer than {self.request_timeout_s:g} s") from error
 
 
 class AgentLoop(Protocol):

@@ -3,12 +3,12 @@
 Place: preflight, session -> [registry] -> the loop's own module.
 """
 
-import difflib
 import inspect
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.errors import ConfigError
 from asyncrl.user_code import UserCodeError, import_from_here
+from asyncrl.wording import named_message_of, nearest
 
 if TYPE_CHECKING:
     from asyncrl.agents.loop import AgentLoop
@@ -29,15 +29,15 @@ def load_agent_loop(name: str) -> "AgentLoop":
     """`single_turn`, `tool_agent` or `module:Class` (made without arguments). Raises ConfigError."""
     module_name, colon, attribute = BUILT_IN.get(name, name).partition(":")
     if not (module_name and colon and attribute):
-        near = difflib.get_close_matches(name, BUILT_IN, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(BUILT_IN)}"
-        raise ConfigError(f"agent.name = {name!r} is no agent loop; {hint}; your own is named module:Class")
+        known = f"built in: {', '.join(BUILT_IN)}; your own: module:Class"
+        raise ConfigError(f"agent.name = {name!r} is no agent loop{nearest(name, BUILT_IN)} ({known})")
     try:
         module = import_from_here(module_name)
     except UserCodeError as error:
         raise ConfigError(f"agent.name = {name!r}: {error}") from error
     if not hasattr(module, attribute):
-        raise ConfigError(f"agent.name = {name!r}: {module.__file__ or module_name} has no {attribute!r}")
+        hint = nearest(attribute, [entry for entry in dir(module) if not entry.startswith("_")])
+        raise ConfigError(f"agent.name = {name!r}: {module.__file__ or module_name} has no {attribute!r}{hint}")
     made = _make(getattr(module, attribute), name)
     if not inspect.iscoroutinefunction(getattr(made, "run", None)):
         raise ConfigError(f"agent.name = {name!r} has no `async def run(prompt, context)`")
@@ -49,5 +49,4 @@ def _make(kind: Any, name: str) -> Any:
     try:
         return kind()
     except Exception as error:  # whatever the user's class raises
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ConfigError(f"agent.name = {name!r} cannot be made without arguments: {reason}") from error
+        raise ConfigError(f"agent.name = {name!r} cannot be made without arguments: {named_message_of(error)}") from error

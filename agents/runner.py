@@ -23,12 +23,13 @@ from asyncrl.agents.rows import rows_of
 from asyncrl.agents.session import SessionFailure, SessionParts, failure_of, run_session, session_parts
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
-from asyncrl.errors import StaleLeaseError, first_of
+from asyncrl.errors import StaleLeaseError
 from asyncrl.keys import TRAIN, GroupLease, SessionLease
 from asyncrl.ports import FailureClass, Prompt, RewardScorer, RolloutEngine, SamplingParams, World
 from asyncrl.protocol.batch_meta import TagValue
 from asyncrl.tools import Tool
 from asyncrl.transfer_queue import TransferQueue
+from asyncrl.wording import first_of
 
 
 class GroupRunner:

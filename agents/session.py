@@ -19,7 +19,7 @@ from asyncrl.agents.registry import load_agent_loop
 from asyncrl.agents.tool_calls import ToolCallFormat, tool_call_format
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
-from asyncrl.errors import EngineError, FieldError, PromptTooLongError, first_of, message_of
+from asyncrl.errors import EngineError, FieldError, PromptTooLongError
 from asyncrl.ports import (
     FailureClass,
     Prompt,
@@ -29,6 +29,8 @@ from asyncrl.ports import (
     SamplingParams,
     World,
 )
+from asyncrl.waiting import is_asked_to_end
+from asyncrl.wording import first_of, message_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,17 +128,12 @@ async def run_session(
     try:
         outputs = await parts.guests.run(session, name=name, timeout_s=timeout_s, limit="agent.timeout_s")
     except asyncio.CancelledError as error:
-        if _is_asked_to_end():
+        if is_asked_to_end():
             raise
         return _failed(session_id, error, "cancelled from inside")
     except Exception as error:  # whatever it is, it costs this session and is told by its class
         return _failed(session_id, error)
     return SessionResult(session_id=session_id, outputs=outputs)
-
-
-def _is_asked_to_end() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _run(

@@ -19,9 +19,10 @@ from typing import Self
 from asyncrl.agents.guests import Guests
 from asyncrl.agents.tool_calls import ToolCall
 from asyncrl.config import AgentConfig
-from asyncrl.errors import AsyncRLError, DeadlineError, message_of
+from asyncrl.errors import AsyncRLError, DeadlineError
 from asyncrl.ports import Json, World
 from asyncrl.tools import Tool, ToolArgumentError
+from asyncrl.wording import named_message_of
 
 
 class Outcome(StrEnum):
@@ -146,5 +147,4 @@ def _checked_text(tool: Tool, result: object) -> str:
 def _error_answer(error: BaseException) -> ToolAnswer:
     if is_infrastructure(error) or not isinstance(error, (Exception, SystemExit)):
         raise error
-    message = message_of(error)
-    return ToolAnswer(text=f"error: {type(error).__name__}: {message}".removesuffix(": "), outcome=Outcome.ERROR)
+    return ToolAnswer(text=f"error: {named_message_of(error)}", outcome=Outcome.ERROR)

@@ -16,6 +16,7 @@ import typer
 
 from asyncrl.config import SFTRun, TrainRun, load_run, to_toml
 from asyncrl.errors import AsyncRLError, UserError
+from asyncrl.wording import first_of
 
 T = TypeVar("T")
 
@@ -135,19 +136,12 @@ def _fail_group(group: BaseExceptionGroup[BaseException]) -> NoReturn:
     ours, others = group.split(AsyncRLError)
     if ours is None or others is not None:
         raise group
-    first = _first_leaf(ours)
+    first = first_of(ours)
     _fail(first, 2 if isinstance(first, UserError) else 3)
 
 
-def _first_leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 def _fail(error: BaseException, code: int) -> NoReturn:
-    line = " ".join(str(error).split())
-    print(f"error: {line}", file=sys.stderr)
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # ours: one sentence, however long
     sys.exit(code)
 
 

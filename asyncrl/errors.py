@@ -160,23 +160,3 @@ class NonFiniteGradientError(AsyncRLError, ArithmeticError):
 
 class EvaluationError(AsyncRLError, RuntimeError):
     """Every session of an evaluation failed: there is no number to report."""
-
-
-MESSAGE_CHARS = 500
-"""Characters of a foreign error's message that are kept: a message may quote a whole trajectory."""
-
-
-def message_of(error: BaseException) -> str:
-    """The error's message as one line of bounded length; never raises, whatever its `__str__` does."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception as second:  # a __str__ of somebody's class that raises must not hide the class, nor take its place
-        return f"<its message raised {type(second).__name__}>"
-    return text if len(text) <= MESSAGE_CHARS else f"{text[:MESSAGE_CHARS]}..."
-
-
-def first_of(error: BaseException) -> BaseException:
-    """The error itself; of a group, however deep, the first that was raised."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -23,12 +23,11 @@ from dataclasses import dataclass, field
 
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.config import TrainRun
-from asyncrl.errors import DeadlineError
 from asyncrl.feed import Feed
 from asyncrl.keys import StepLease
 from asyncrl.observe.sight import Sight
 from asyncrl.observe.trajectories import Decode
-from asyncrl.ports import RolloutEngine, StepContext, WeightSnapshot, World
+from asyncrl.ports import RolloutEngine, StepContext, World
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.stages.stage import Stage, StepScope, run_stage
@@ -36,6 +35,7 @@ from asyncrl.stages.trajectory_texts import TEXT_FIELDS, trajectory_texts
 from asyncrl.stopping import Stop, StopRequested, until
 from asyncrl.training.actor import Actor
 from asyncrl.transfer_queue import TransferQueue
+from asyncrl.waiting import within
 
 REDRAW_S = 0.2
 """A redraw of the bar costs a millisecond; five a second are enough for the eye."""
@@ -159,20 +159,11 @@ class Trainer:
         """Give the engine a snapshot of the weights; that frees the places of the groups they were trained on."""
         with self.sight.timing("publish"):
             snapshot = await self.world.offload(self.actor.snapshot, version, pool="model")
-            await self._swap(version, snapshot)
-        self.admission.publish(version)
-
-    async def _swap(self, version: int, snapshot: WeightSnapshot) -> None:
-        timeout_s = self.run.rollout.request_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s) as deadline:
+            limit_s = self.run.rollout.request_timeout_s
+            late = f"the engine did not take version {version} within rollout.request_timeout_s = {limit_s:g} s"
+            async with within(limit_s, lambda: late):
                 await self.engine.publish(version, snapshot)
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise DeadlineError(
-                f"the engine did not take version {version} within rollout.request_timeout_s = {timeout_s:g} s"
-            ) from error
+        self.admission.publish(version)
 
     async def _save(self) -> None:
         if self._saved != self.border:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Self, TypeVar
 
-from asyncrl.errors import DeadlineError
+from asyncrl.waiting import within
 
 T = TypeVar("T")
 
@@ -119,16 +119,13 @@ class RealWorld:
     async def offload(self, function: Callable[..., T], *args: object, pool: str = "files", timeout_s: float | None = None) -> T:
         future = self._pools[pool].submit(function, *args)
         try:
-            async with asyncio.timeout(timeout_s) as deadline:
-                return await asyncio.wrap_future(future)
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise  # the function's own TimeoutError
-            raise DeadlineError(f"{_name_of(function)} in pool {pool!r} took longer than {timeout_s} s") from error
+            async with within(timeout_s, lambda: f"{_name_of(function)} in pool {pool!r} took longer than {timeout_s} s"):
+                result = await asyncio.wrap_future(future)
         finally:
             # wrap_future has asked the future to cancel; a function that already runs cannot be stopped, only counted.
             if not future.done():
                 self._count_until_done(future, pool)
+        return result
 
     def _count_until_done(self, future: Future[T], pool: str) -> None:
         with self._lock:

@@ -3,14 +3,14 @@
 Place: cli and trainer -> [registry] -> agents. A built-in is a name in the table below; anything else is `module:function`.
 """
 
-import difflib
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeGuard
 
 from asyncrl.errors import ToolSpecError
 from asyncrl.tools.base import FunctionTool, Tool
 from asyncrl.user_code import UserCodeError, import_from_here
+from asyncrl.wording import nearest
 
 BUILT_IN: dict[str, str] = {
     "calculator": "asyncrl.tools.calculator:calculator",
@@ -38,7 +38,7 @@ def load_tool(spec: str) -> Tool:
     module_name, colon, attribute = path.partition(":")
     if not (module_name and colon and attribute):
         known = f"built in: {', '.join(BUILT_IN)}; your own: module:function"
-        raise ToolSpecError(f"agent.tools: no tool named {spec!r}{_nearest(spec, BUILT_IN)} ({known})")
+        raise ToolSpecError(f"agent.tools: no tool named {spec!r}{nearest(spec, BUILT_IN)} ({known})")
     found = _find(module_name, attribute, spec)
     if is_tool(found):
         return found
@@ -59,10 +59,5 @@ def _find(module_name: str, attribute: str, spec: str) -> object:
         raise ToolSpecError(f"agent.tools: {spec!r}: {error}") from error
     if not hasattr(module, attribute):
         public = [name for name in dir(module) if not name.startswith("_")]
-        raise ToolSpecError(f"agent.tools: {spec!r}: module {module_name!r} has no {attribute!r}{_nearest(attribute, public)}")
+        raise ToolSpecError(f"agent.tools: {spec!r}: module {module_name!r} has no {attribute!r}{nearest(attribute, public)}")
     return getattr(module, attribute)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -11,9 +11,9 @@ from decimal import Decimal
 
 from asyncrl.config import ColumnMapping
 from asyncrl.dataset.readers import SourceRow
-from asyncrl.dataset.wording import kind_of, names_shown, shown
 from asyncrl.errors import DataError
 from asyncrl.ports import Json, Messages
+from asyncrl.wording import kind_of, names_shown, shown
 
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 

@@ -1,8 +1,8 @@
 """The form of a message list: what every chat template can render, and no images or audio for now."""
 
-from asyncrl.dataset.wording import kind_of, shown
 from asyncrl.errors import DataError
 from asyncrl.ports import Json, Messages
+from asyncrl.wording import kind_of, shown
 
 MEDIA_COLUMNS = frozenset({"image", "images", "video", "videos", "audio", "audios", "multi_modal_data", "multi_modal_inputs"})
 

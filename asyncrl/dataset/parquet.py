@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncrl.dataset.readers import SourceRow
-from asyncrl.dataset.wording import names_shown, one_line, shown
 from asyncrl.errors import DataError
 from asyncrl.ports import Json
+from asyncrl.wording import message_of, names_shown, shown
 
 _BATCH_ROWS = 4096
 """Rows converted together: enough to hide the cost of a call, few enough that `max_rows` reads little more than it keeps."""
@@ -56,7 +56,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{path}: not a readable parquet file (truncated or damaged?): {one_line(error)}") from error
+        raise DataError(f"{path}: not a readable parquet file (truncated or damaged?): {message_of(error)}") from error
 
 
 def _check_names(schema: pa.Schema, path: Path) -> None:
@@ -70,7 +70,7 @@ def _to_rows(batch: pa.RecordBatch, path: Path, rows_before: int) -> list[dict[s
         return _convert(batch)
     except Exception as error:  # values that Python's types cannot hold, or damaged text
         place = _place_of_failure(batch, path, rows_before)
-        raise DataError(f"{place} cannot be read as a Python value: {one_line(error)}") from error
+        raise DataError(f"{place} cannot be read as a Python value: {message_of(error)}") from error
 
 
 def _place_of_failure(batch: pa.RecordBatch, path: Path, rows_before: int) -> str:

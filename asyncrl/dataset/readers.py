@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.dataset.files import find_files
-from asyncrl.dataset.wording import kind_of, one_line
 from asyncrl.errors import DataError
 from asyncrl.ports import Json
+from asyncrl.wording import kind_of, message_of
 
 MAX_DEPTH = 100
 """Objects and lists inside one another in a row. Python copies, compares and prints nested values by recursion (limit 1000, with
@@ -80,7 +80,7 @@ def _read_file(path: Path, key: str) -> Iterator[SourceRow]:
 
                 yield from read_parquet(path)
     except OSError as error:
-        raise DataError(f"{key}: {path}: cannot be read ({error.strerror or one_line(error)})") from error
+        raise DataError(f"{key}: {path}: cannot be read ({error.strerror or message_of(error)})") from error
 
 
 def _read_jsonl(path: Path) -> Iterator[SourceRow]:
@@ -137,7 +137,7 @@ def _explain(data: bytes, error: Exception) -> str:
         return f"nested deeper than {MAX_DEPTH} levels"
     if isinstance(error, msgspec.ValidationError):
         return _explain_value(data)
-    return f"malformed JSON: {one_line(error).removeprefix('JSON is malformed: ')}"
+    return f"malformed JSON: {message_of(error).removeprefix('JSON is malformed: ')}"
 
 
 def _explain_value(data: bytes) -> str:

@@ -7,9 +7,9 @@ from asyncrl.config import DataConfig
 from asyncrl.dataset.mapping import map_ground_truth, map_prompt
 from asyncrl.dataset.messages import check_messages, refuse_media
 from asyncrl.dataset.readers import SourceRow, gc_paused, read_table
-from asyncrl.dataset.wording import kind_of, names_shown, one_line
 from asyncrl.errors import DataError
 from asyncrl.ports import Json, Messages, Prompt
+from asyncrl.wording import kind_of, named_message_of, names_shown
 
 Row = dict[str, Json]
 
@@ -84,8 +84,7 @@ class RLHFDataset:
         try:
             return measure(self._rows[position]["raw_prompt"])
         except Exception as error:  # a chat template is code from outside and may raise anything
-            reason = f"{type(error).__name__}: {one_line(error)}"
-            raise DataError(f"{self.where(position)}: the prompt cannot be rendered: {reason}") from error
+            raise DataError(f"{self.where(position)}: the prompt cannot be rendered: {named_message_of(error)}") from error
 
 
 def to_prompt(row: Row, *, uid: str, global_steps: int) -> Prompt:

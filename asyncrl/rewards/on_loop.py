@@ -12,6 +12,7 @@ from asyncrl.ports import Json, RewardRequest
 from asyncrl.rewards import frames
 from asyncrl.rewards.results import describe_error
 from asyncrl.rewards.spec import RewardFunction
+from asyncrl.waiting import is_asked_to_end, within
 
 
 class LoopFunction:
@@ -34,29 +35,24 @@ class LoopFunction:
 
     async def _value(self, request: RewardRequest) -> Json:
         try:
-            async with asyncio.timeout(self._timeout_s) as deadline:
-                return await self._function(
+            async with within(self._timeout_s, self._late):
+                value = await self._function(
                     data_source=request.data_source,
                     solution_str=request.solution_str,
                     # Copies: what the function changes, the other sessions of the row must not see.
                     ground_truth=copy.deepcopy(request.ground_truth),
                     extra_info=copy.deepcopy(request.extra_info),
                 )
+        except DeadlineError:
+            raise
         except asyncio.CancelledError as error:
-            if _is_cancelled():
+            if is_asked_to_end():
                 raise
             # A cancelled future inside the function: passed on, it would end the session's task without a word.
             raise RewardError(f"reward function {self._name!r} raised {describe_error(error)}") from error
-        except TimeoutError as error:
-            if deadline.expired():
-                raise DeadlineError(
-                    f"reward function {self._name!r} took longer than reward.timeout_s = {self._timeout_s:g}"
-                ) from error
-            raise RewardError(f"reward function {self._name!r} raised {describe_error(error)}") from error
         except (Exception, SystemExit) as error:
             raise RewardError(f"reward function {self._name!r} raised {describe_error(error)}") from error
+        return value
 
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    def _late(self) -> str:
+        return f"reward function {self._name!r} took longer than reward.timeout_s = {self._timeout_s:g}"

@@ -2,11 +2,11 @@
 
 import math
 import os
-from collections.abc import Mapping
 from types import TracebackType
 
-from asyncrl.errors import RewardError, message_of
+from asyncrl.errors import RewardError
 from asyncrl.ports import Json, RewardResult
+from asyncrl.wording import message_of, names_shown, shown
 
 
 def to_result(value: Json, function: str) -> RewardResult:
@@ -18,7 +18,7 @@ def to_result(value: Json, function: str) -> RewardResult:
     if not isinstance(value, dict):
         return RewardResult(score=_finite(value, function, "returned"))
     if "score" not in value:
-        raise RewardError(f"reward function {function!r} returned a dict without 'score'; its keys: {_list(value)}")
+        raise RewardError(f"reward function {function!r} returned a dict without 'score'; its keys: {names_shown(value)}")
     score = _finite(value["score"], function, "returned 'score':")
     return RewardResult(score=score, extra={name: entry for name, entry in value.items() if name != "score"})
 
@@ -32,7 +32,7 @@ def _finite(value: Json, function: str, verb: str) -> float:
         if math.isfinite(number):
             return number
     raise RewardError(
-        f"reward function {function!r} {verb} {_shorten(value)}; it must be a finite number, alone or as 'score' of a dict"
+        f"reward function {function!r} {verb} {shown(value)}; it must be a finite number, alone or as 'score' of a dict"
     )
 
 
@@ -51,13 +51,3 @@ def _last_line(trace: TracebackType | None) -> str:
         trace = trace.tb_next
     code = trace.tb_frame.f_code
     return f"{os.path.basename(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"
-
-
-def _list(value: Mapping[str, Json]) -> str:
-    names = [repr(name) for name in value]
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "none"
-
-
-def _shorten(value: Json) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 
 from asyncrl.ports import Json
+from asyncrl.wording import shown
 
 # A thousands comma counts only between groups of three digits, so that the list "1,2,3" ends in 3 and not in 123. The sign is
 # not one after a digit or letter ("10-5" ends in 5). No part can match the same digits in two ways, which keeps the search
@@ -55,7 +56,7 @@ def _true_number(ground_truth: Json) -> Decimal:
     text = _as_text(ground_truth)
     number = read_number(text) if isinstance(ground_truth, str) else Decimal(text)  # a float may spell itself 1e+20
     if number is None or not number.is_finite():
-        raise ValueError(f"gsm8k: the ground truth {_shorten(ground_truth)} has no number")
+        raise ValueError(f"gsm8k: the ground truth {shown(ground_truth)} has no number")
     return number
 
 
@@ -79,13 +80,8 @@ def _value(found: re.Match[str]) -> Decimal:
 
 def _as_text(answer: Json) -> str:
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-        raise ValueError(f"the ground truth {_shorten(answer)} is neither text nor a number")
+        raise ValueError(f"the ground truth {shown(answer)} is neither text nor a number")
     return str(answer).strip()
-
-
-def _shorten(value: Json) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 RULES: Mapping[str, Callable[[str, str, Json, dict[str, Json]], Json]] = {"exact_match": exact_match, "gsm8k": gsm8k}

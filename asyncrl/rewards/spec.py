@@ -6,7 +6,6 @@ naming the module in the configuration is the permission). Runs in the worker pr
 functions.
 """
 
-import difflib
 import importlib
 import inspect
 import os
@@ -17,6 +16,7 @@ from asyncrl.errors import RewardSpecError
 from asyncrl.ports import Json
 from asyncrl.rewards.results import describe_error
 from asyncrl.rewards.rules import RULES
+from asyncrl.wording import nearest
 
 RewardFunction = Callable[..., Json]
 """f(data_source, solution_str, ground_truth, extra_info), called by keyword; a number or a dict with "score", or an awaitable
@@ -31,8 +31,7 @@ def check_name(function: str) -> None:
     if function in RULES:
         return
     if not colon:
-        near = difflib.get_close_matches(function, RULES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = nearest(function, RULES)
         raise RewardSpecError(f"reward.function = {function!r} is neither a rule ({', '.join(RULES)}) nor module:function{hint}")
     if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
         raise RewardSpecError(f"reward.function = {function!r} is not of the form module:function, such as my_rewards:score")
@@ -85,8 +84,7 @@ def _attribute(module: object, path: str, function: str) -> object:
     found = module
     for name in path.split("."):
         if not hasattr(found, name):
-            near = difflib.get_close_matches(name, [entry for entry in dir(found) if not entry.startswith("_")], n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = nearest(name, [entry for entry in dir(found) if not entry.startswith("_")])
             place = getattr(module, "__file__", None) or repr(module)
             raise RewardSpecError(f"reward.function = {function!r}: {place} has no {name!r}{hint}")
         found = getattr(found, name)

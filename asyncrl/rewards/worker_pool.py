@@ -7,9 +7,10 @@ nonsense are therefore one case: the worker is killed, and the next call that fi
 import asyncio
 from typing import IO
 
-from asyncrl.errors import DeadlineError, RewardError, RewardSpecError
+from asyncrl.errors import RewardError, RewardSpecError
 from asyncrl.ports import Json
 from asyncrl.rewards.worker_process import WorkerProcess, start
+from asyncrl.waiting import within
 
 START_TIMEOUT_S = 120.0
 """Deadline of starting a worker and importing the user's module: one that imports torch takes 2-4 s, one that loads a model
@@ -69,17 +70,16 @@ class WorkerPool:
         worker = await self._take()
         self._counts["calls"] += 1
         try:
-            async with asyncio.timeout(self._timeout_s) as deadline:
-                return await worker.exchange(frame)
-        except TimeoutError as error:
-            assert deadline.expired()
-            raise DeadlineError(
-                f"reward function {self._function!r} took longer than reward.timeout_s = {self._timeout_s:g}; its worker was killed"
-            ) from error
+            async with within(self._timeout_s, self._late):
+                reply = await worker.exchange(frame)
         except RewardError as error:
             raise RewardError(f"reward function {self._function!r}: {self._closing_or(error)}") from error
         finally:
             self._give_back(worker)
+        return reply
+
+    def _late(self) -> str:
+        return f"reward function {self._function!r} took longer than reward.timeout_s = {self._timeout_s:g}; its worker was killed"
 
     def _closing_or(self, error: RewardError) -> str:
         return "the scorer was closed" if self._is_closed else str(error)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from asyncrl.errors import EngineError
+from asyncrl.wording import names_shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,7 +27,7 @@ def match_tensors(model: "PreTrainedModel", tensors: Mapping[str, torch.Tensor])
     targets = model.state_dict(keep_vars=True)
     unexpected = sorted(tensors.keys() - targets.keys())
     if unexpected:
-        raise EngineError(f"snapshot has tensors that the engine's model lacks: {_some(unexpected)}")
+        raise EngineError(f"snapshot has tensors that the engine's model lacks: {names_shown(unexpected, limit=3)}")
     given: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         _check_shape(name, targets[name], tensor)
@@ -35,7 +36,7 @@ def match_tensors(model: "PreTrainedModel", tensors: Mapping[str, torch.Tensor])
             raise EngineError(f"snapshot gives different values for the tied parameters {first_name!r} and {name!r}")
     missing = sorted(name for name, parameter in model.named_parameters() if id(parameter) not in given)
     if missing:
-        raise EngineError(f"snapshot lacks parameters of the engine's model: {_some(missing)}")
+        raise EngineError(f"snapshot lacks parameters of the engine's model: {names_shown(missing, limit=3)}")
     return [(targets[name], tensor) for name, tensor in given.values()]
 
 
@@ -47,11 +48,6 @@ def _check_shape(name: str, target: torch.Tensor, tensor: torch.Tensor) -> None:
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal to the bit, where NaN equals NaN: a diverged model is the reader's business, not a broken tie."""
     return one is other or (one.dtype == other.dtype and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
-
-
-def _some(names: list[str], limit: int = 3) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 @torch.inference_mode()

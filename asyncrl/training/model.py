@@ -19,6 +19,7 @@ from asyncrl.errors import ModelError
 from asyncrl.training.linear import use_fast_linears
 from asyncrl.training.mesh import shard
 from asyncrl.training.token_batch import TokenBatch
+from asyncrl.wording import named_message_of, names_shown
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -52,17 +53,12 @@ def _read(folder: Path, config: ModelConfig) -> PreTrainedModel:
         )  # type: ignore[assignment]
     # Whatever a broken folder makes the library raise is the user's folder, said in one line.
     except Exception as error:
-        raise ModelError(f"model.path = {config.path!r} cannot be loaded: {_first_line(error)}") from error
+        raise ModelError(f"model.path = {config.path!r} cannot be loaded: {named_message_of(error)}") from error
     model, report = loaded
     missing = sorted(str(key) for kind in ("missing_keys", "mismatched_keys") for key in report[kind])
     if missing:
-        raise ModelError(f"model.path = {config.path!r} lacks weights: {', '.join(missing[:3])} ({len(missing)} in all)")
+        raise ModelError(f"model.path = {config.path!r} lacks weights: {names_shown(missing, limit=3)}")
     return model
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _check_head(model: PreTrainedModel, path: str) -> None:

@@ -170,10 +170,10 @@ def test_tools_are_loaded_by_name_and_by_path() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("calculater", "did you mean 'calculator'"),
+        ("calculater", "did you mean calculator"),
         ("", "no tool named ''"),
         ("nowhere.at_all:tool", "no module named 'nowhere'"),
-        ("asyncrl.tools.calculator:calculate", "did you mean 'calculator'"),
+        ("asyncrl.tools.calculator:calculate", "did you mean calculator"),
         ("math:pi", "is a float"),
         ("asyncrl.tools:Tool", "Tool"),
     ],
