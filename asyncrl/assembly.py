@@ -22,7 +22,7 @@ from asyncrl.dataset import RLHFDataset
 from asyncrl.errors import CheckpointError
 from asyncrl.evaluation import eval_prompts, evaluate, modes_of
 from asyncrl.feed import Feed
-from asyncrl.observe.run_folder import RunFolder, create_run_folder, newest_run_folder
+from asyncrl.observe.run_folder import RunFolder, create_run_folder, run_folders
 from asyncrl.observe.sight import open_sight
 from asyncrl.ports import RewardScorer, RolloutEngine, SamplingParams, World
 from asyncrl.preflight import RunInputs, total_steps
@@ -60,22 +60,38 @@ class Rollout:
     tools: dict[str, Tool]
 
 
-@asynccontextmanager
-async def open_rollout(run: TrainRun, world: World, *, folder: RunFolder | None = None) -> AsyncIterator[Rollout]:
-    """The engine on its own copy of the model, the scorer, the chat template and the tools."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """What is read before a run is anything: the engine is not started, and no folder is made for a model that cannot be used."""
+
+    engine: TorchEngine
+    template: ChatTemplate
+    tools: dict[str, Tool]
+
+
+async def read_model(run: TrainRun, world: World) -> LoadedModel:
+    """The tools, the chat template, and an engine with its own copy of the model. Raises UserError."""
     torch.set_num_threads(run.trainer.num_threads)
     tools = load_tools(run.agent.tools)
     template = await world.offload(load_chat_template, run.model, [tool.schema for tool in tools.values()])
-    model = await world.offload(load_model, run.model)
     engine = TorchEngine(
-        model,
+        await world.offload(load_model, run.model),
         max_num_seqs=run.rollout.max_num_seqs,
         context_len=run.max_model_len,
         deterministic=run.rollout.deterministic,
         decode=template.decode,
     )
-    async with open_scorer(run.reward, world=world, log=folder.reward_log if folder else None) as scorer, engine:
-        yield Rollout(engine=engine, scorer=scorer, template=template, tools=tools)
+    return LoadedModel(engine=engine, template=template, tools=tools)
+
+
+@asynccontextmanager
+async def open_rollout(
+    run: TrainRun, world: World, *, loaded: LoadedModel | None = None, folder: RunFolder | None = None
+) -> AsyncIterator[Rollout]:
+    """The engine started, the scorer, the chat template and the tools. loaded: from `read_model`; None: it is called."""
+    parts = loaded or await read_model(run, world)
+    async with open_scorer(run.reward, world=world, log=folder.reward_log if folder else None) as scorer, parts.engine:
+        yield Rollout(engine=parts.engine, scorer=scorer, template=parts.template, tools=parts.tools)
 
 
 # --- training -------------------------------------------------------------------------------------------------------------------
@@ -84,16 +100,18 @@ async def open_rollout(run: TrainRun, world: World, *, folder: RunFolder | None 
 async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False) -> Path:
     """A whole training run; returns its folder. SIGINT and SIGTERM end it at the next border with a checkpoint.
 
-    resume: go on from the newest valid checkpoint of the newest run of this name. Raises CheckpointError when there is none, or
-    when the configuration changes what a run may not change.
+    resume: go on from the newest valid checkpoint of the newest run of this name that has one. Raises CheckpointError when there
+    is none, or when the configuration changes what a run may not change.
     """
     stop = Stop()
     async with AsyncExitStack() as stack:
         stack.enter_context(on_signals(stop))
         world = await stack.enter_async_context(RealWorld(run_seed=run.trainer.seed))
-        folder, checkpoint = await world.offload(_find_checkpoint if resume else _new_folder, run)
-        rollout = await stack.enter_async_context(open_rollout(run, world, folder=folder))
-        await world.offload(_drop_overlong, inputs, rollout.template, run)
+        found = await world.offload(_find_checkpoint, run) if resume else None
+        loaded = await read_model(run, world)
+        await world.offload(_drop_overlong, inputs, loaded.template, run)
+        folder, checkpoint = found or (await world.offload(_new_folder, run), None)
+        rollout = await stack.enter_async_context(open_rollout(run, world, loaded=loaded, folder=folder))
         gc.freeze()  # rows live as long as the run: a full collection need not walk them on the loop again and again
         if checkpoint is not None:
             _refuse_changes(run, checkpoint, len(inputs.train_rows))
@@ -223,18 +241,21 @@ def _fixed_by_a_run(run: TrainRun, num_rows: int) -> dict[str, int]:
     }
 
 
-def _new_folder(run: TrainRun) -> tuple[RunFolder, None]:
+def _new_folder(run: TrainRun) -> RunFolder:
     folder = create_run_folder(run.trainer.default_local_dir, run.trainer.experiment_name)
     folder.write_config(run)
-    return folder, None
+    return folder
 
 
 def _find_checkpoint(run: TrainRun) -> tuple[RunFolder, Checkpoint]:
-    folder = newest_run_folder(run.trainer.default_local_dir, run.trainer.experiment_name)
-    checkpoint = newest_valid(folder.checkpoints, log.warning)
-    if checkpoint is None:
-        raise CheckpointError(f"--resume: {folder.path} has no whole checkpoint; start a new run without --resume")
-    return folder, checkpoint
+    folders = run_folders(run.trainer.default_local_dir, run.trainer.experiment_name)
+    for folder in folders:
+        checkpoint = newest_valid(folder.checkpoints, log.warning)
+        if checkpoint is not None:
+            return folder, checkpoint
+        log.warning("--resume: %s has no whole checkpoint", folder.path)
+    names = ", ".join(str(folder.path) for folder in folders)
+    raise CheckpointError(f"--resume: no whole checkpoint in {names}; start a new run without --resume")
 
 
 def _refuse_changes(run: TrainRun, checkpoint: Checkpoint, num_rows: int) -> None:

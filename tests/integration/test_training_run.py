@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from asyncrl import assembly, cli
 from asyncrl.config import TrainRun, load_run
-from asyncrl.errors import CheckpointError, TooManyFailuresError
+from asyncrl.errors import CheckpointError, DataError, ModelError, TooManyFailuresError
 from asyncrl.observe.metrics import read_metrics
 from asyncrl.preflight import check_train
 
@@ -91,6 +91,24 @@ async def test_resume_refuses_a_changed_batch(config: Path) -> None:
 async def test_resume_without_a_run_says_so(config: Path) -> None:
     with pytest.raises(CheckpointError, match="no run 'small'"):
         await train(config, resume=True)
+
+
+async def test_resume_goes_past_a_run_that_left_no_checkpoint(config: Path, tmp_path: Path) -> None:
+    first = await train(config, "trainer.total_training_steps=1")
+    _reward_module(tmp_path, "raise ValueError('the grader is broken')")
+    with pytest.raises(BaseExceptionGroup):
+        await train(config, "reward.function=my_reward:score", "replay.max_failed_groups_in_a_row=1")
+    assert {path.name for path in first.parent.iterdir()} == {"small", "small-2"}
+    assert await train(config, "trainer.total_training_steps=2", resume=True) == first
+
+
+async def test_a_model_that_cannot_be_used_leaves_no_run_folder(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "no_end.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}", encoding="utf-8")
+    with pytest.raises(ModelError, match="writes no end token"):
+        await train(config, f"model.chat_template={tmp_path}/no_end.jinja")
+    with pytest.raises(DataError, match=r"all 12 prompts are longer than data\.max_prompt_length"):
+        await train(config, "data.max_prompt_length=1")
+    assert not (tmp_path / "runs").exists()
 
 
 def _reward_module(tmp_path: Path, body: str) -> None:
