@@ -10,7 +10,7 @@ import torch
 
 from asyncrl.agents.loop import AgentLoopOutput
 from asyncrl.keys import TrajectoryKey
-from asyncrl.ports import Json, Prompt
+from asyncrl.ports import GroupStatus, Json, Prompt
 from asyncrl.protocol.batch_meta import Tag
 
 
@@ -69,7 +69,7 @@ def trajectory_tag(output: AgentLoopOutput, *, version: int) -> Tag:
     versions = [sampled for sampled, mask in zip(output.token_versions, output.response_mask, strict=True) if mask]
     prompt_len, response_len = len(output.prompt_ids), len(output.response_ids)
     return {
-        "status": "finished",
+        "status": GroupStatus.FINISHED,
         "global_steps": version,
         "prompt_len": prompt_len,
         "response_len": response_len,

@@ -20,12 +20,12 @@ from typing import Self
 
 from asyncrl.agents.chat_template import ChatTemplate
 from asyncrl.agents.rows import rows_of
-from asyncrl.agents.session import SessionFailure, SessionParts, failure_of, run_session, session_parts
+from asyncrl.agents.session import SessionFailure, failure_of, run_session, session_parts
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
 from asyncrl.errors import StaleLeaseError
 from asyncrl.keys import TRAIN, GroupLease, SessionLease
-from asyncrl.ports import FailureClass, Prompt, RewardScorer, RolloutEngine, SamplingParams, World
+from asyncrl.ports import FailureClass, GroupStatus, Prompt, RewardScorer, RolloutEngine, World
 from asyncrl.protocol.batch_meta import TagValue
 from asyncrl.tools import Tool
 from asyncrl.transfer_queue import TransferQueue
@@ -44,22 +44,13 @@ class GroupRunner:
         tools: Mapping[str, Tool],
         run: TrainRun,
         world: World,
-        *,
-        partition_id: str = TRAIN,
-        sampling: SamplingParams | None = None,
-        group_size: int = 0,
-        incarnation: int = 0,
     ) -> None:
-        """`sampling` None and `group_size` 0: those of training. Raises ConfigError for an unknown agent loop or tool format."""
+        """Raises ConfigError for an unknown agent loop or tool format."""
         self._queue = queue
         self._world = world
         self._tools = ToolRunner(tools, run.agent, world)
-        self._parts: SessionParts = session_parts(
-            run, engine=engine, scorer=scorer, template=template, tools=self._tools, world=world, sampling=sampling
-        )
-        self._partition_id = partition_id
-        self._group_size = group_size or run.rollout.n
-        self._incarnation = incarnation
+        self._parts = session_parts(run, engine=engine, scorer=scorer, template=template, tools=self._tools, world=world)
+        self._group_size = run.rollout.n
         limit = run.agent.max_concurrent_sessions
         self._places = asyncio.Semaphore(limit) if limit else None
         self._group_tasks: set[asyncio.Task[None]] = set()
@@ -102,19 +93,19 @@ class GroupRunner:
             await asyncio.wait(self._group_tasks)
 
     def stats(self) -> dict[str, float]:
-        """Counts so far: `agents/groups_<state>`, `agents/sessions_<state>`, `agents/stop_<reason>`, the tools' outcomes; and now:
-        `agents/groups_in_flight`, `agents/sessions_abandoned`."""
-        counts = {f"agents/{name}": float(count) for name, count in self._counts.items()}
-        now = {"agents/groups_in_flight": len(self._group_tasks), "agents/sessions_abandoned": self._parts.guests.num_late}
-        return counts | {name: float(count) for name, count in now.items()} | self._tools.stats()
+        """Counts so far: groups_<status>, sessions_<status>, stop_<cause>, tools/<outcome>; and now: groups_in_flight,
+        sessions_abandoned, tools/abandoned."""
+        now = {"groups_in_flight": len(self._group_tasks), "sessions_abandoned": self._parts.guests.num_late}
+        tools = {f"tools/{name}": count for name, count in self._tools.stats().items()}
+        return {**{name: float(count) for name, count in {**self._counts, **now}.items()}, **tools}
 
     # --- one group --------------------------------------------------------------------------------------------------------------
 
     async def _run_group(self, prompt: Prompt) -> None:
-        lease = GroupLease(uid=prompt.uid, incarnation=self._incarnation)
+        lease = GroupLease(uid=prompt.uid)
         await self._queue.open_lease(lease)
         try:
-            await self._tag(lease, status="pending", is_prompt=True, global_steps=prompt.global_steps)
+            await self._tag(lease, status=GroupStatus.PENDING, is_prompt=True, global_steps=prompt.global_steps)
             failure = await self._run_sessions(prompt, lease)
             await self._settle(lease, failure)
         except asyncio.CancelledError as error:
@@ -139,22 +130,23 @@ class GroupRunner:
         return next(filter(None, map(_failure_in, tasks)), None)
 
     async def _settle(self, lease: GroupLease, failure: SessionFailure | None) -> None:
-        status = "finished" if failure is None else "failure"
+        status = GroupStatus.FINISHED if failure is None else GroupStatus.FAILURE
         try:
             await self._tag(lease, status=status, **({} if failure is None else {"failure": str(failure)}))
         except StaleLeaseError:  # the group was dropped meanwhile: its keys are gone, and nobody waits for it
-            status = "dropped"
-        self._counts[f"groups_{status}"] += 1
+            self._counts["groups_dropped"] += 1
+        else:
+            self._counts[f"groups_{status}"] += 1
 
     async def _tag(self, lease: GroupLease, **tag: TagValue) -> None:
-        await self._queue.kv_put(lease.uid, partition_id=self._partition_id, lease=lease, tag=tag)
+        await self._queue.kv_put(lease.uid, partition_id=TRAIN, lease=lease, tag=tag)
 
     # --- one session ------------------------------------------------------------------------------------------------------------
 
     async def _run_session(
         self, prompt: Prompt, session_id: int, prompt_ids: tuple[int, ...], group: GroupLease
     ) -> SessionFailure | None:
-        lease = SessionLease(uid=prompt.uid, session_id=session_id, incarnation=self._incarnation)
+        lease = SessionLease(uid=prompt.uid, session_id=session_id)
         async with AsyncExitStack() as place:
             if self._places is not None:
                 await place.enter_async_context(self._places)  # bounded: each holder has a deadline
@@ -171,7 +163,7 @@ class GroupRunner:
         self, prompt: Prompt, lease: SessionLease, prompt_ids: tuple[int, ...], group: GroupLease
     ) -> SessionFailure | None:
         if lease.session_id == 0:
-            await self._tag(group, status="running")
+            await self._tag(group, status=GroupStatus.RUNNING)
         await self._queue.open_lease(lease)
         version = self._parts.engine.version
         result = await run_session(prompt, lease.session_id, self._parts, prompt_ids=prompt_ids)
@@ -179,7 +171,7 @@ class GroupRunner:
             return result.failure
         self._counts.update(f"stop_{output.extra_fields.get('stop_reason', 'unknown')}" for output in result.outputs)
         rows = rows_of(prompt, lease.session_id, result.outputs, version=version)
-        await self._queue.kv_batch_put(rows.keys, partition_id=self._partition_id, lease=lease, fields=rows.fields, tags=rows.tags)
+        await self._queue.kv_batch_put(rows.keys, partition_id=TRAIN, lease=lease, fields=rows.fields, tags=rows.tags)
         return None
 
 

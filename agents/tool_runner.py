@@ -109,9 +109,8 @@ class ToolRunner:
         return self._world.abandoned("tools") + self._guests.num_late
 
     def stats(self) -> dict[str, float]:
-        """`tools/<outcome>` counts, and `tools/abandoned`."""
-        counts = {f"tools/{outcome}": float(self._outcomes[outcome]) for outcome in Outcome}
-        return counts | {"tools/abandoned": float(self.num_abandoned)}
+        """Calls so far by outcome, and those `abandoned` now."""
+        return {str(outcome): float(self._outcomes[outcome]) for outcome in Outcome} | {"abandoned": float(self.num_abandoned)}
 
     async def __aenter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ AsyncRLError
 │   ├── DtypeChangeError (TypeError)  a column already has another dtype
 │   └── TagValueError (TypeError)     a tag entry that is not a bool, int, float or str
 ├── KeyFormatError (ValueError)       a key that does not spell a trajectory
-├── FieldError (ValueError)           a tensor breaks the catalogue or an invariant (DESIGN §4)
+├── FieldError (ValueError)           a tensor breaks the catalogue or an invariant of protocol/
 ├── TransitionError (RuntimeError)    a group status moved backwards
 ├── AdmissionError (RuntimeError)     the admission rule or the conservation of groups was broken
 ├── ReplayError (RuntimeError)        replay can no longer follow the TransferQueue

@@ -37,9 +37,9 @@ def modes_of(config: EvalConfig) -> tuple[Mode, ...]:
     return tuple(mode for mode, wanted in ((sampled, config.sampled), (greedy, config.greedy)) if wanted)
 
 
-def eval_prompts(rows: RLHFDataset, *, version: int = 0) -> list[Prompt]:
+def eval_prompts(rows: RLHFDataset) -> list[Prompt]:
     """One prompt a row; its uid is `val-<position>`."""
-    return [to_prompt(rows[position], uid=f"val-{position}", global_steps=version) for position in range(len(rows))]
+    return [to_prompt(rows[position], uid=f"val-{position}", global_steps=0) for position in range(len(rows))]
 
 
 async def evaluate(prompts: Sequence[Prompt], mode: Mode, parts: SessionParts) -> dict[str, float]:

@@ -11,8 +11,6 @@ from asyncrl.errors import KeyFormatError
 
 TRAIN = "train"
 """Partition of the groups that are trained on."""
-VAL = "val"
-"""Partition of the groups that are only evaluated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -42,7 +42,7 @@ class World(Protocol):
         ...
 
     def uid(self, number: int) -> str:
-        """The uid of the `number`-th admitted group of this run (RECOVERY rule 1): 16 hex digits."""
+        """The uid of the `number`-th prompt of this run, the same after a restart: 16 hex digits."""
         ...
 
     async def offload(self, function: Callable[..., T], *args: object, pool: str = "files", timeout_s: float | None = None) -> T:
@@ -208,12 +208,24 @@ class RewardScorer(Protocol):
     async def score(self, request: RewardRequest) -> RewardResult: ...
 
 
+class GroupStatus(StrEnum):
+    """Where a group stands: the prompt's tag `status`. The agents write it, replay follows it, the progress bar counts it."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILURE = "failure"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in (GroupStatus.FINISHED, GroupStatus.FAILURE)
+
+
 class FailureClass(StrEnum):
-    """Whose fault a failed session is (DESIGN §6). Only `infra` may be retried."""
+    """Whose fault a failed session is: the machinery's (it says nothing about the policy), or the model's."""
 
     INFRA = "infra"
     MODEL = "model"
-    TASK = "task"
 
 
 # --- training -------------------------------------------------------------------------------------------------------------------

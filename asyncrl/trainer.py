@@ -13,7 +13,7 @@ Who waits for whom:
   stages    consume columns, produce columns; wait for nothing but their compute
   publish   consumes a snapshot; produces version + 1; waits for the decode step in flight
 
-Invariants: every admitted group is trained, dropped with a reason, or open (I1); a step's keys are retired before its version is
+Invariants: every admitted group is trained, dropped with a reason, or open; a step's keys are retired before its version is
 published; a step that fails gives its groups back to replay; a checkpoint stands at a step border, where no group is alive.
 """
 
@@ -193,6 +193,7 @@ class Trainer:
             "training/epoch": self.feed.cursor / self.feed.num_rows,
             **{f"admission/{name}": float(count) for name, count in self.admission.counters().items()},
             **{f"groups/{name}": float(count) for name, count in self.replay.counts().items()},
+            **{f"agents/{name}": value for name, value in self.agents.stats().items()},
             **{f"engine/{name}": value for name, value in self.engine.stats().items()},
             **{f"transfer_queue/{name}": value for name, value in self.queue.stats().items()},
         }

@@ -2,6 +2,6 @@
 
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.buffer import ReplayBuffer
-from asyncrl.replay.groups import GroupStatus, PromptGroup, transition
+from asyncrl.replay.groups import PromptGroup, transition
 
-__all__ = ["Admission", "ReplayBuffer", "GroupStatus", "PromptGroup", "transition"]
+__all__ = ["Admission", "ReplayBuffer", "PromptGroup", "transition"]

@@ -1,8 +1,8 @@
-"""Admission: how many groups may be under way. The staleness bound of DESIGN §6 is kept here and nowhere else.
+"""Admission: how many groups may be under way. The staleness bound is kept here and nowhere else.
 
 feed -> [Admission] -> runner ... ReplayBuffer -> record -> trainer -> publish
 
-The rule (RECOVERY 1): a group is admitted only if afterwards
+The rule: a group is admitted only if afterwards
 
     alive + groups recorded since the published version <= (max_staleness + 1) x batch_size x updates
 

@@ -7,22 +7,23 @@ groups finish: the make-up of every batch is a function of admissions and drops.
 1. A batch is the first `batch_size` alive groups in admission order, all finished, with all their trajectories.
 2. A failed group is cleared, dropped and counted as soon as it is seen; its place is free.
 3. What `run` raises, `sample` raises: a dead watch is never a silent wait.
-4. A step keeps its groups: after `restore` the same step samples the same keys (RECOVERY 5).
+4. A step keeps its groups: after `restore` the same step samples the same keys.
 """
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from asyncrl.config import ReplayConfig
-from asyncrl.errors import AdmissionError, DeadlineError, GroupsExhaustedError, ReplayError, TooManyFailuresError, TransitionError
+from asyncrl.errors import AdmissionError, GroupsExhaustedError, ReplayError, TooManyFailuresError, TransitionError
 from asyncrl.keys import TRAIN, TrajectoryKey
-from asyncrl.ports import World
+from asyncrl.ports import GroupStatus, World
 from asyncrl.protocol.batch_meta import KVBatchMeta, Tag
 from asyncrl.replay.admission import Admission
-from asyncrl.replay.groups import GroupStatus, PromptGroup, follow
+from asyncrl.replay.groups import PromptGroup, follow
 from asyncrl.transfer_queue import TransferQueue
+from asyncrl.waiting import within
 
 log = logging.getLogger(__name__)
 
@@ -174,13 +175,9 @@ class ReplayBuffer:
             return self._batch(self._admission.take_again(step))
         self._check_order(step)
         started = self._world.now()
-        try:
-            async with asyncio.timeout(self._config.sample_timeout_s) as deadline:
-                uids = await self._wait_for_groups(batch_size)
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise DeadlineError(self._waiting_text(step, batch_size, self._world.now() - started)) from error
+        late = partial(self._waiting_text, step, batch_size, started)
+        async with within(self._config.sample_timeout_s, late):
+            uids = await self._wait_for_groups(batch_size)
         self._admission.record(step, uids)
         return self._batch(uids)
 
@@ -204,7 +201,7 @@ class ReplayBuffer:
             await self._admission.changed.wait()
 
     async def _drop_rest(self, uids: tuple[str, ...], batch_size: int) -> None:
-        """The feed has ended and these groups cannot fill a batch (RECOVERY 14)."""
+        """The feed has ended and these groups cannot fill a batch."""
         for uid in uids:
             self._admission.drop(uid, "feed_end")
             self._groups.pop(uid, None)
@@ -222,7 +219,8 @@ class ReplayBuffer:
             why = str(self._broken) or type(self._broken).__name__
             raise ReplayError(f"replay no longer follows partition {self._partition_id!r}: {why}") from self._broken
 
-    def _waiting_text(self, step: int, batch_size: int, waited_s: float) -> str:
+    def _waiting_text(self, step: int, batch_size: int, started: float) -> str:
+        waited_s = self._world.now() - started
         head = self._admission.alive[:batch_size]
         waiting = [uid for uid in head if not self._is_finished(uid)]
         text = f"step {step} waited {waited_s:.1f} s (replay.sample_timeout_s) for {len(waiting)} of its {batch_size} groups"

@@ -10,25 +10,11 @@ a watch coalesces, so replay may see `finished` straight after `pending` and wal
 """
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from asyncrl.errors import TransitionError
 from asyncrl.keys import TrajectoryKey
+from asyncrl.ports import GroupStatus
 from asyncrl.protocol.batch_meta import Tag
-
-
-class GroupStatus(StrEnum):
-    """Where a group stands. The values are those of the prompt's tag `status`."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILURE = "failure"
-
-    @property
-    def is_terminal(self) -> bool:
-        return not _NEXT[self]
-
 
 _NEXT: dict[GroupStatus, tuple[GroupStatus, ...]] = {
     GroupStatus.PENDING: (GroupStatus.RUNNING,),

@@ -13,7 +13,9 @@ from rich.control import strip_control_codes
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-STATUSES = ("pending", "running", "finished", "failure")
+from asyncrl.ports import GroupStatus
+
+STATUSES = tuple(str(status) for status in GroupStatus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

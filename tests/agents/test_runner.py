@@ -16,7 +16,7 @@ from asyncrl.agents.runner import GroupRunner
 from asyncrl.agents.single_turn import SingleTurn
 from asyncrl.config import TrainRun
 from asyncrl.errors import StaleLeaseError
-from asyncrl.keys import TRAIN, VAL, GroupLease
+from asyncrl.keys import TRAIN, GroupLease
 from asyncrl.ports import GenerateRequest, Prompt, RewardRequest
 from asyncrl.protocol.batch_meta import Tag
 from asyncrl.rollout.scripted import ScriptedEngine
@@ -33,14 +33,13 @@ def runner_of(
     engine: ScriptedEngine,
     run: TrainRun,
     tools: Mapping[str, Tool] | None = None,
-    **options: Any,
 ) -> GroupRunner:
     chosen = load_tools(["calculator"]) if tools is None else tools
-    return GroupRunner(queue, engine, stage.scorer, stage.template, chosen, run, stage.world, **options)
+    return GroupRunner(queue, engine, stage.scorer, stage.template, chosen, run, stage.world)
 
 
-async def tags_of(queue: TransferQueue, partition_id: str = TRAIN) -> dict[str, Tag]:
-    return dict((await queue.kv_list(partition_id)).get(partition_id, {}))
+async def tags_of(queue: TransferQueue) -> dict[str, Tag]:
+    return (await queue.kv_list(TRAIN))[TRAIN]
 
 
 def turns(stage: Stage) -> Callable[[GenerateRequest], str]:
@@ -79,7 +78,7 @@ async def test_a_group_becomes_finished_with_all_its_rows(
         assert scores.sum() == scores[mask][-1] == 1.0
         assert set(columns["token_versions"][row][mask].tolist()) == {4}
         assert set(columns["token_versions"][row][~mask].tolist()) == {-1}
-    counted = ("agents/groups_finished", "agents/sessions_finished", "agents/stop_stop", "tools/ok")
+    counted = ("groups_finished", "sessions_finished", "stop_stop", "tools/ok")
     assert [stats[name] for name in counted] == [1.0, 2.0, 2.0, 2.0]
 
 
@@ -205,7 +204,7 @@ async def test_leaving_the_runner_cancels_what_is_in_flight(
             if (changes.get("a1") or {}).get("status") == "running":
                 break
     assert (await tags_of(queue))["a1"]["status"] == "running"
-    assert runner.stats()["agents/groups_in_flight"] == 0.0
+    assert runner.stats()["groups_in_flight"] == 0.0
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith(("group", "session"))]
 
 
@@ -250,7 +249,7 @@ async def test_a_group_dropped_while_it_runs_is_counted_and_harms_nobody(
         await reached.wait()
         await queue.kv_clear(["a1"], partition_id=TRAIN)
         await runner.join()
-        assert runner.stats()["agents/groups_dropped"] == 1.0
+        assert runner.stats()["groups_dropped"] == 1.0
     assert await tags_of(queue) == {}
 
 
@@ -270,12 +269,12 @@ async def test_no_more_sessions_run_at_once_than_allowed(
 
     call = '<tool_call>{"name": "slow", "arguments": {}}</tool_call>'
     engine = stage.engine(lambda request: call if request.request_id.endswith("_0") else "3")
-    run = new_run(agent={"max_concurrent_sessions": 2})
-    async with runner_of(stage, queue, engine, run, {"slow": FunctionTool(slow)}, group_size=6, partition_id=VAL) as runner:
+    run = new_run(agent={"max_concurrent_sessions": 2}, rollout={"n": 6})
+    async with runner_of(stage, queue, engine, run, {"slow": FunctionTool(slow)}) as runner:
         runner.start(prompt)
         await runner.join()
     assert most == 2
-    assert len(await tags_of(queue, VAL)) == 7
+    assert len(await tags_of(queue)) == 7
 
 
 async def test_nothing_of_a_group_blocks_the_loop(stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
@@ -342,7 +341,7 @@ async def test_what_an_odd_loop_does_costs_its_own_group_only(
         for uid in ("holds_on", "no_ids", "bad_error", "well"):
             runner.start(replace(prompt, uid=uid))
         await runner.join()
-        abandoned = runner.stats()["agents/sessions_abandoned"]
+        abandoned = runner.stats()["sessions_abandoned"]
         _Odd.let_go.set()
     tags = await tags_of(queue)
     assert abandoned == 2
@@ -373,6 +372,6 @@ async def test_leaving_the_runner_does_not_wait_for_a_loop_that_holds_on(
         runner.start(replace(prompt, uid="holds_on"))
         await begun.wait()
         await asyncio.sleep(0)
-    assert runner.stats()["agents/sessions_abandoned"] == 2
+    assert runner.stats()["sessions_abandoned"] == 2
     _Odd.let_go.set()
     await runner._parts.guests.close()

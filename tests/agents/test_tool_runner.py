@@ -175,7 +175,7 @@ async def test_hanging_threads_are_counted_and_further_calls_refused(runner_of: 
         stats = runner.stats()
         let_go.set()
     assert outcomes == [Outcome.TIMEOUT, Outcome.TIMEOUT, Outcome.REFUSED]
-    assert (stats["tools/timeout"], stats["tools/refused"], stats["tools/abandoned"]) == (2.0, 1.0, 2.0)
+    assert (stats["timeout"], stats["refused"], stats["abandoned"]) == (2.0, 1.0, 2.0)
 
 
 async def test_no_more_calls_of_a_tool_run_at_once_than_allowed(runner_of: RunnerOf) -> None:

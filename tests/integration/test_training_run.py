@@ -124,7 +124,7 @@ async def test_a_failed_session_costs_its_group_and_the_run_goes_on(config: Path
     rows = read_metrics(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert rows[-1]["groups/failure"] >= 1
-    assert rows[-1]["admission/dropped/failure"] == rows[-1]["groups/failure"]
+    assert rows[-1]["admission/dropped/failure"] == rows[-1]["groups/failure"] == rows[-1]["agents/groups_failure"]
     assert rows[-1]["admission/trained"] == 12
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import TransitionError
-from asyncrl.replay import GroupStatus, PromptGroup, transition
+from asyncrl.ports import GroupStatus
+from asyncrl.replay import PromptGroup, transition
 from asyncrl.replay.groups import follow
 
 PENDING, RUNNING, FINISHED, FAILURE = GroupStatus
