@@ -14,7 +14,7 @@ import typer
 
 from asyncrl import cli
 from asyncrl.config import SFTRun, load_run
-from asyncrl.errors import UserError
+from asyncrl.errors import AsyncRLError, UserError
 from asyncrl.examples.calculator import QuickstartFiles, make
 from asyncrl.stopping import Stop
 
@@ -75,10 +75,12 @@ def main(
         typer.echo(f"run folder: {folder}")
         typer.echo("3/3 reinforcement learning")
         cli.train(configs / TRAIN_CONFIG, train_overrides(files, folder / "hf", runs=runs, seed=seed))
-    except UserError as error:
+    except AsyncRLError as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(2 if isinstance(error, UserError) else 3) from error
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    app()
