@@ -19,7 +19,7 @@ from asyncrl.agents.registry import load_agent_loop
 from asyncrl.agents.tool_calls import ToolCallFormat, tool_call_format
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
-from asyncrl.errors import EngineError, FieldError, PromptTooLongError
+from asyncrl.errors import EmptySessionError, FieldError, PromptTooLongError
 from asyncrl.ports import (
     FailureClass,
     Prompt,
@@ -146,10 +146,6 @@ async def _run(
     for output in outputs:
         check_output(output)
     return tuple([await _scored(output, prompt, parts.scorer) for output in outputs])
-
-
-class EmptySessionError(EngineError):
-    """A session without a single sampled token: nothing to score, nothing to train on."""
 
 
 def check_output(output: AgentLoopOutput) -> None:

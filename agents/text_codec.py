@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _GUARDS = tuple(chr(0x10FFFD - step) for step in range(64))
 """Private-use characters at the end of Unicode; the first one that no text contains is the guard."""
 _SHORT_PIECE_CHARS = 24
+"""The template's own pieces are shorter; a longer piece is a message's, which comes once."""
 
 
 class TextCodec:

@@ -1,4 +1,4 @@
-"""Every error that asyncrl raises, in one tree. A message says what, value, what is allowed, and the next move.
+"""Every error of asyncrl's own kind, in one tree. A message says what, value, what is allowed, and the next move.
 
 AsyncRLError
 ├── UserError (ValueError)            the user can mend it: printed as one line `error: ...`, exit code 2
@@ -25,7 +25,8 @@ AsyncRLError
 ├── ReplayError (RuntimeError)        replay can no longer follow the TransferQueue
 │   └── TooManyFailuresError          group after group failed and none finished
 ├── EngineError (RuntimeError)        the rollout engine failed or was closed
-│   └── PromptTooLongError (ValueError)
+│   ├── PromptTooLongError (ValueError)
+│   └── EmptySessionError             not one token was sampled
 ├── RewardError (RuntimeError)        a reward function raised, hung or returned nonsense: a failed session, never reward 0
 ├── DeadlineError (TimeoutError)      a wait ran into its deadline; the message names who waited for what
 ├── GroupsExhaustedError (RuntimeError) the feed ended before the batch was full
@@ -140,6 +141,10 @@ class EngineError(AsyncRLError, RuntimeError):
 
 class PromptTooLongError(EngineError, ValueError):
     """A prompt leaves no room for a single new token in the model's context."""
+
+
+class EmptySessionError(EngineError):
+    """A session without a single sampled token: nothing to score, nothing to train on."""
 
 
 class RewardError(AsyncRLError, RuntimeError):

@@ -2,9 +2,11 @@
 
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 
+import asyncrl
 from asyncrl import errors
 
 CLASSES = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.AsyncRLError)}
@@ -39,3 +41,15 @@ def test_a_message_is_a_sentence_and_survives_a_process_border(kind: type[errors
     assert type(copy) is kind
     assert str(copy) == str(error)
     assert kind.__doc__
+
+
+def test_the_tree_grows_nowhere_else() -> None:
+    root = Path(asyncrl.__path__[0])
+    bases = "|".join(CLASSES)
+    strays = [
+        f"{path.name}: {found[0]}"
+        for path in root.rglob("*.py")
+        if path.name != "errors.py"
+        for found in re.finditer(rf"^class \w+\(.*\b({bases})\b.*\):", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert strays == []

@@ -11,7 +11,7 @@ from typing import Protocol, overload
 import msgspec
 
 from asyncrl.ports import Json
-from asyncrl.tools.schema import argument_struct, function_schema
+from asyncrl.tools.schema import HIDDEN, argument_struct, function_schema
 
 
 class ToolArgumentError(ValueError):
@@ -49,15 +49,13 @@ class FunctionTool:
     Raises ToolSpecError when a parameter has no type hint, or one that JSON cannot carry.
     """
 
-    is_async: bool
-
     def __init__(self, function: Callable[..., object], *, name: str | None = None) -> None:
         self._function = function
         self.name: str = name or str(getattr(function, "__name__", type(function).__name__))
         self.schema: Json = function_schema(function, self.name)
         self._arguments = argument_struct(function, self.name)
         self.is_async = inspect.iscoroutinefunction(function)
-        self._takes_kwargs = "tools_kwargs" in inspect.signature(function).parameters
+        self._takes_kwargs = HIDDEN in inspect.signature(function).parameters
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self._function(*args, **kwargs)
@@ -72,7 +70,7 @@ class FunctionTool:
 
     def call(self, arguments: dict[str, Json], tools_kwargs: dict[str, Json]) -> str | Awaitable[str]:
         """Text of the function's result: strings as they are, everything else as JSON."""
-        hidden = {"tools_kwargs": tools_kwargs} if self._takes_kwargs else {}
+        hidden = {HIDDEN: tools_kwargs} if self._takes_kwargs else {}
         result = self._function(**arguments, **hidden)
         return _awaited_text(result) if inspect.isawaitable(result) else result_text(result)
 

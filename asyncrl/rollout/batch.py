@@ -9,6 +9,7 @@ from asyncrl.rollout.requests import Row
 from asyncrl.rollout.sampling import RowParams, sample, uniforms
 
 SEED_MASK = (1 << 64) - 1
+"""Seeds may be any integers; the counter-based generator takes 64 bits."""
 
 
 class Batch:

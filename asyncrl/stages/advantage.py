@@ -14,15 +14,18 @@ READS = frozenset({"response_mask", "rm_scores"})
 WRITES = frozenset({"token_level_scores", "token_level_rewards", "advantages", "returns"})
 
 
+ESTIMATORS = {"grpo": grpo_advantages}
+"""Advantages by the name that `algorithm.adv_estimator` gives them."""
+
+
 def advantage_stage(config: AlgorithmConfig) -> Stage:
-    """GRPO: the group is the uid, taken from the keys. No KL term is in the reward, so rewards equal scores."""
+    """The group is the uid, taken from the keys. No KL term is in the reward, so rewards equal scores."""
+    estimate = ESTIMATORS[config.adv_estimator]
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
         padded = pad_batch(columns)
         scores_BR, mask_BR = padded.batch["rm_scores"], padded.batch["response_mask"]
-        advantages_BR = grpo_advantages(
-            scores_BR.sum(1), group_numbers(batch.uids), mask_BR, norm_by_std=config.norm_adv_by_std_in_grpo
-        )
+        advantages_BR = estimate(scores_BR.sum(1), group_numbers(batch.uids), mask_BR, norm_by_std=config.norm_adv_by_std_in_grpo)
         advantages = unpad_field(padded, "advantages", advantages_BR)
         scores = columns["rm_scores"]
         written = {"token_level_scores": scores, "token_level_rewards": scores, "advantages": advantages, "returns": advantages}

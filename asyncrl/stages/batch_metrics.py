@@ -13,6 +13,8 @@ READS = frozenset({"reward_score", "num_turns", "extra_fields"})
 
 
 def batch_metrics_stage() -> Stage:
+    """Spread of score, turns and lengths, and the means of what the reward function returned beside its score."""
+
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
         real = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         lengths = {

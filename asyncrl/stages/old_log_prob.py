@@ -23,6 +23,8 @@ LogProbs = Callable[[TensorDict], tuple[torch.Tensor, torch.Tensor]]
 
 
 def recompute_stage(log_probs: LogProbs) -> Stage:
+    """A forward pass of the actor before its first update; the entropy comes with it."""
+
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
         old, entropy = log_probs(columns)
         mask = columns["response_mask"].values()
@@ -33,6 +35,8 @@ def recompute_stage(log_probs: LogProbs) -> Stage:
 
 
 def bypass_stage() -> Stage:
+    """The engine's own log-probs: nothing is computed."""
+
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
         return StageOutput(columns={"old_log_probs": columns["rollout_log_probs"]})
 

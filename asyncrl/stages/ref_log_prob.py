@@ -9,6 +9,8 @@ from asyncrl.stages.stage import Stage, StageOutput
 
 
 def ref_log_prob_stage(log_probs: LogProbs) -> Stage:
+    """log_probs: of the frozen reference."""
+
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
         reference, _ = log_probs(columns)
         return StageOutput(columns={"ref_log_prob": reference})

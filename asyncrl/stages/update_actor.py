@@ -14,6 +14,7 @@ Update = Callable[[TensorDict, Sequence[str]], dict[str, float]]
 
 
 def update_actor_stage(update: Update, *, has_old_log_probs: bool, has_reference: bool) -> Stage:
+    """Reads the old and the reference's log-probs only where a stage before it has written them."""
     reads = FORWARD_READS | {"loss_mask", "advantages", "rollout_log_probs"}
     if has_old_log_probs:
         reads |= {"old_log_probs"}

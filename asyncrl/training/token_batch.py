@@ -24,10 +24,6 @@ class TokenBatch:
     select_n: torch.Tensor
     labels_n: torch.Tensor
 
-    @property
-    def padded_tokens(self) -> int:
-        return self.input_ids_bL.numel()
-
 
 def token_batch(
     input_ids: Sequence[torch.Tensor],

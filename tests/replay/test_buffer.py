@@ -309,13 +309,6 @@ async def test_a_closed_store_is_no_silent_wait(start_rig: StartRig, settled: Se
         assert "the TransferQueue was closed" in str(await broken(rig))
 
 
-async def run_into(rig: Any, error: type[Exception], text: str) -> None:
-    """`run` raises for its owner what `sample` then raises as its cause."""
-    cause = (await broken(rig)).__cause__
-    assert isinstance(cause, error)
-    assert text in str(cause)
-
-
 async def follow_until_it_breaks(write: Callable[[TransferQueue, Admission], Coroutine[Any, Any, None]]) -> Exception:
     queue, admission = TransferQueue(), Admission(batch_size=2)
     replay = ReplayBuffer(queue, admission, group_size=2, config=ReplayConfig(), world=RealWorld())
