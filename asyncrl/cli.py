@@ -10,19 +10,25 @@ import logging
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 
+from asyncrl import __version__
 from asyncrl.config import SFTRun, TrainRun, load_run, to_toml
 from asyncrl.errors import AsyncRLError, UserError
-from asyncrl.wording import first_of
+from asyncrl.wording import first_of, named_message_of
 
 T = TypeVar("T")
 
+if TYPE_CHECKING:
+    UsageError = typer.BadParameter
+else:
+    UsageError = typer.BadParameter.__mro__[1]
+    """Of click; typer shows this child of it alone."""
+
 app = typer.Typer(
     name="asyncrl",
-    help="Train language-model agents that call tools over many turns.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -37,6 +43,19 @@ Overrides = Annotated[
 ]
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"asyncrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def asyncrl(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Train language-model agents that call tools over many turns."""
+
+
 @app.command()
 def train(
     config: ConfigFile,
@@ -45,7 +64,7 @@ def train(
         bool, typer.Option("--dry-run", help="Print the resolved configuration and the batch arithmetic, and stop.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest valid checkpoint of the newest run of this name.")
+        bool, typer.Option("--resume", help="Go on from the newest valid checkpoint of the newest run of this name that has one.")
     ] = False,
 ) -> None:
     """Train by reinforcement learning."""
@@ -121,28 +140,40 @@ def main() -> NoReturn:
     # FSDP's first forward makes torch warn about a function of its own that torch itself calls.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     try:
-        app()
-    except UserError as error:
-        _fail(error, 2)
-    except AsyncRLError as error:
-        _fail(error, 3)
+        code = app(prog_name="asyncrl", standalone_mode=False) or 0
+        print(end="", flush=True)  # a disk that is full says so now
+    except UsageError as error:
+        _fail_usage(error)
+    except (AsyncRLError, OSError, MemoryError) as error:
+        _fail(error)
     except BaseExceptionGroup as group:
         _fail_group(group)
-    sys.exit(0)
+    sys.exit(code)
+
+
+def _fail_usage(error: UsageError) -> NoReturn:
+    """A command line that cannot be read; without any arguments it is the help."""
+    if len(sys.argv) == 1:
+        error.show()
+        sys.exit(2)
+    help_of = error.ctx.command_path if error.ctx else "asyncrl"
+    print(f"error: {error.format_message()} (see {help_of} --help)", file=sys.stderr)
+    sys.exit(2)
 
 
 def _fail_group(group: BaseExceptionGroup[BaseException]) -> NoReturn:
-    """Task groups wrap what their tasks raise. One line when all leaves are our own errors, else the full traceback."""
-    ours, others = group.split(AsyncRLError)
-    if ours is None or others is not None:
+    """Task groups wrap what their tasks raise. One line when all leaves are told in one, else the full traceback."""
+    told, others = group.split((AsyncRLError, OSError, MemoryError))
+    if told is None or others is not None:
         raise group
-    first = first_of(ours)
-    _fail(first, 2 if isinstance(first, UserError) else 3)
+    _fail(first_of(told))
 
 
-def _fail(error: BaseException, code: int) -> NoReturn:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # ours: one sentence, however long
-    sys.exit(code)
+def _fail(error: BaseException) -> NoReturn:
+    """Ours are one sentence, however long. A disk that is full or memory that ran out is the machine's, said in its own words."""
+    text = str(error) if isinstance(error, AsyncRLError) else named_message_of(error)
+    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+    sys.exit(2 if isinstance(error, UserError) else 3)
 
 
 def _run_loop(main: Coroutine[None, None, T]) -> T:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl import cli
+from asyncrl import __version__, cli, preflight
+from asyncrl.errors import DataError, StoreError
 
 Config = Callable[..., Path]
 
@@ -101,6 +102,87 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert named in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["trian", "x"], "No such command 'trian'"),
+        (["train"], "Missing argument 'CONFIG.toml'"),
+        (["train", "x.toml", "--dryrun"], "No such option: --dryrun"),
+        (["eval", "x"], "Missing argument 'file'"),
+        (["--verson"], "No such option: --verson"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_one_line(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = run(capsys, monkeypatch, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {named}")
+    assert err.count("\n") == 1
+    assert "--help)" in err
+
+
+def test_without_arguments_it_is_the_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = run(capsys, monkeypatch)
+    assert code == 2
+    assert "Usage: asyncrl" in out + err
+    assert "error" not in out + err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(capsys, monkeypatch, "--version") == (0, f"asyncrl {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (OSError(28, "No space left on device", "runs/a"), 3, "OSError: [Errno 28] No space left on device: 'runs/a'"),
+        (ExceptionGroup("", [ExceptionGroup("", [OSError(28, "full")]), StoreError("x")]), 3, "OSError: [Errno 28] full"),
+        (ExceptionGroup("", [DataError("rows.jsonl, line 1:\n odd")]), 2, "rows.jsonl, line 1: odd"),
+        (MemoryError("no room"), 3, "MemoryError: no room"),
+        (StoreError("refused"), 3, "refused"),
+    ],
+    ids=repr,
+)
+def test_what_a_run_raises_is_one_line(
+    raised: Exception, code: int, said: str, make: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(preflight, "check_train", fail)
+    assert run(capsys, monkeypatch, "train", str(make())) == (code, "", f"error: {said}\n")
+
+
+def test_our_own_bug_keeps_its_traceback(make: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ExceptionGroup("", [StoreError("refused"), ZeroDivisionError("a bug")])
+
+    monkeypatch.setattr(preflight, "check_train", fail)
+    monkeypatch.setattr(sys, "argv", ["asyncrl", "train", str(make())])
+    with pytest.raises(ExceptionGroup):
+        cli.main()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("command", [["fields"], ["--version"]])
+def test_an_output_that_cannot_be_written_is_one_line(command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "asyncrl.cli", *command], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr.startswith("error: OSError"), done.stderr.count("\n")) == (3, True, 1)
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "asyncrl.cli", "fields"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    process.stdout.close()
+    assert process.communicate(timeout=60)[1] == ""
 
 
 def test_an_override_that_is_none_is_refused(
