@@ -20,9 +20,9 @@ from typing import TextIO
 
 from asyncrl.agents.chat_template import ChatTemplate, load_codec
 from asyncrl.agents.text_codec import TextCodec
-from asyncrl.agents.token_builder import TokenBuilder
+from asyncrl.agents.token_builder import TokenBuilder, as_sampled
 from asyncrl.errors import AsyncRLError
-from asyncrl.ports import Generation, Json, StopReason, VersionSpan
+from asyncrl.ports import Json
 
 FETCH_TIMEOUT_S = 300.0
 """Seconds for one `npm pack`; the largest package has 41 MB."""
@@ -112,18 +112,13 @@ def _build(case: Json, codec: TextCodec) -> dict[str, Json]:
 
 def _add_turn(builder: TokenBuilder, template: ChatTemplate, turn: Json) -> dict[str, Json]:
     start = len(builder)
-    builder.add_sampled(_as_generation(turn["sampled_ids"]))
+    builder.add_sampled(as_sampled(turn["sampled_ids"]))
     middle, inserted = len(builder), False
     if turn["environment_messages"]:
         ids = template.environment_ids(turn["environment_messages"])
         inserted = builder.environment_cost(ids) > len(ids)
         builder.add_environment(ids)
     return {"sampled": [start, middle], "environment": [middle, len(builder)], "end_token_inserted": inserted}
-
-
-def _as_generation(ids: list[int]) -> Generation:
-    spans = [VersionSpan(start=0, end=len(ids), version=0)] if ids else []
-    return Generation(token_ids=ids, log_probs=[0.0] * len(ids), version_spans=spans, stop_reason=StopReason.STOP)
 
 
 def _difference(found: list[Json], expected: list[Json]) -> str:

@@ -14,10 +14,16 @@ import math
 from collections.abc import Sequence
 
 from asyncrl.errors import EngineError
-from asyncrl.ports import Generation
+from asyncrl.ports import Generation, StopReason, VersionSpan
 
 NO_VERSION = -1
 """Weight version of a token that no policy sampled."""
+
+
+def as_sampled(ids: list[int]) -> Generation:
+    """Given ids in the place of sampled ones, with log-prob 0 and version 0: for demonstrations and golden cases."""
+    spans = [VersionSpan(start=0, end=len(ids), version=0)] if ids else []
+    return Generation(token_ids=ids, log_probs=[0.0] * len(ids), version_spans=spans, stop_reason=StopReason.STOP)
 
 
 class TokenBuilder:

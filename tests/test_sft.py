@@ -1,6 +1,5 @@
 """The warm start: its ids are a rollout's ids, it learns what a policy would sample, and a batch's split changes nothing."""
 
-import io
 import itertools
 import json
 import os
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from asyncrl.agents.chat_template import ChatTemplate, load_chat_template
@@ -20,7 +18,9 @@ from asyncrl.examples.calculator import demonstrations
 from asyncrl.examples.demonstrator import MECHANICS
 from asyncrl.examples.tiny_model import build_model, save_model, train_tokenizer
 from asyncrl.ports import Generation, Json, Messages, StopReason, VersionSpan
-from asyncrl.sft import LossBar, WarmStart, batches_of, encode_conversation, load_stages, plan_stages, run_sft
+from asyncrl.sft import WarmStart, encode_conversation, run_sft
+from asyncrl.sft.conversations import load_stages
+from asyncrl.sft.warm_start import batches_of, plan_stages
 from asyncrl.stopping import Stop
 from asyncrl.tools import load_tools
 
@@ -245,11 +245,3 @@ async def test_nothing_is_left_behind_by_a_run_that_cannot_start(
     with pytest.raises(ModelError):
         await run_sft(make_run(tmp_path / "nowhere", demonstration_file, tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
-
-
-def test_progress_without_a_terminal_is_twenty_lines() -> None:
-    out = io.StringIO()
-    with LossBar(100, console=Console(file=out)) as bar:
-        for step in range(1, 101):
-            bar.step(step, 1.5)
-    assert out.getvalue().splitlines()[::19] == ["warm start step 5/100  loss 1.500", "warm start step 100/100  loss 1.500"]

@@ -1,6 +1,6 @@
-"""The progress of a run for the eye: a bar on a terminal, one plain line a step elsewhere.
+"""The progress of a run for the eye: a bar on a terminal, plain lines elsewhere. `Progress`: training, `LossBar`: a warm start.
 
-sight -> [progress] -> stderr. Nothing is drawn by a thread: the bar changes when it is told to.
+sight, sft -> [progress] -> stderr. Nothing is drawn by a thread: the bar changes when it is told to.
 """
 
 from collections.abc import Mapping
@@ -92,3 +92,36 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+class LossBar:
+    """Progress for the eye, on stderr: a bar on a terminal, elsewhere a line at every twentieth of the way. A context manager."""
+
+    def __init__(self, total: int, *, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._total = total
+        self._bar = RichProgress(
+            TextColumn("warm start"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=self._console,
+            auto_refresh=False,  # drawn by nobody's thread
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=total)
+
+    def step(self, step: int, loss: float) -> None:
+        """A step is done."""
+        text = f"loss {loss:.3f}"
+        self._bar.update(self._task, completed=step, description=text, refresh=True)
+        if not self._console.is_terminal and (step * 20 // self._total != (step - 1) * 20 // self._total):
+            self._console.print(f"warm start step {step}/{self._total}  {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()

@@ -5,7 +5,7 @@ import threading
 
 from rich.console import Console
 
-from asyncrl.observe.progress import Progress
+from asyncrl.observe.progress import LossBar, Progress
 
 NUMBERS = {"critic/score/mean": 0.5, "perf/tokens_per_s": 1234.4, "groups/running": 16.0, "groups/failure": 1.0}
 
@@ -44,3 +44,11 @@ def test_a_step_without_numbers_is_shown() -> None:
     with Progress(total_steps=2, console=Console(file=out)) as progress:
         progress.step(1, {})
     assert out.getvalue().startswith("step 1/2  reward -  0 tokens/s")
+
+
+def test_a_warm_start_without_a_terminal_is_twenty_lines() -> None:
+    out = io.StringIO()
+    with LossBar(100, console=Console(file=out)) as bar:
+        for step in range(1, 101):
+            bar.step(step, 1.5)
+    assert out.getvalue().splitlines()[::19] == ["warm start step 5/100  loss 1.500", "warm start step 100/100  loss 1.500"]
