@@ -109,7 +109,9 @@ async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False
         world = await stack.enter_async_context(RealWorld(run_seed=run.trainer.seed))
         found = await world.offload(_find_checkpoint, run) if resume else None
         loaded = await read_model(run, world)
-        await world.offload(_drop_overlong, inputs, loaded.template, run)
+        await world.offload(_drop_overlong, inputs.train_rows, loaded.template, run)
+        if inputs.val_rows is not None:
+            await world.offload(_drop_overlong, inputs.val_rows, loaded.template, run)
         folder, checkpoint = found or (await world.offload(_new_folder, run), None)
         rollout = await stack.enter_async_context(open_rollout(run, world, loaded=loaded, folder=folder))
         gc.freeze()  # rows live as long as the run: a full collection need not walk them on the loop again and again
@@ -134,47 +136,34 @@ async def open_trainer(
 ) -> AsyncIterator[Trainer]:
     """The rooms of training, at the border of the checkpoint or at the beginning; leaving ends the groups in flight."""
     async with AsyncExitStack() as stack:
-        yield await _open_trainer(run, inputs, folder, checkpoint, rollout, world, stop, stack)
-
-
-async def _open_trainer(
-    run: TrainRun,
-    inputs: RunInputs,
-    folder: RunFolder,
-    checkpoint: Checkpoint | None,
-    rollout: Rollout,
-    world: World,
-    stop: Stop,
-    stack: AsyncExitStack,
-) -> Trainer:
-    rows = inputs.train_rows
-    steps = total_steps(run, len(rows))
-    border = Border() if checkpoint is None else Border(step=checkpoint.step, cursor=int(checkpoint.trainer["cursor"]))
-    actor = await world.offload(_open_actor, run, steps * run.updates_per_batch, checkpoint, pool="model")
-    if checkpoint is not None:
-        await rollout.engine.publish(border.step, await world.offload(actor.snapshot, border.step, pool="model"))
-    queue = TransferQueue()
-    admission = Admission(batch_size=run.data.train_batch_size, version=border.step)
-    agents = GroupRunner(queue, rollout.engine, rollout.scorer, rollout.template, rollout.tools, run, world)
-    return Trainer(
-        run=run,
-        world=world,
-        feed=Feed(rows, world, seed=run.trainer.seed, shuffle=run.data.shuffle, epochs=None, cursor=border.cursor),
-        queue=queue,
-        agents=await stack.enter_async_context(agents),
-        admission=admission,
-        replay=ReplayBuffer(queue, admission, group_size=run.rollout.n, config=run.replay, world=world),
-        actor=actor,
-        engine=rollout.engine,
-        stages=await world.offload(stages_of, run, actor, pool="model"),
-        evaluate=await _open_evaluation(run, inputs.val_rows, rollout, world, stack),
-        save=functools.partial(_save, run, world, actor, folder, len(rows)),
-        sight=await stack.enter_async_context(open_sight(folder, run.trainer, world, total_steps=steps, step=border.step)),
-        decode=rollout.template.decode,
-        stop=stop,
-        total_steps=steps,
-        border=border,
-    )
+        rows = inputs.train_rows
+        steps = total_steps(run, len(rows))
+        border = Border() if checkpoint is None else Border(step=checkpoint.step, cursor=int(checkpoint.trainer["cursor"]))
+        actor = await world.offload(_open_actor, run, steps * run.updates_per_batch, checkpoint, pool="model")
+        if checkpoint is not None:
+            await rollout.engine.publish(border.step, await world.offload(actor.snapshot, border.step, pool="model"))
+        queue = TransferQueue()
+        admission = Admission(batch_size=run.data.train_batch_size, version=border.step)
+        agents = GroupRunner(queue, rollout.engine, rollout.scorer, rollout.template, rollout.tools, run, world)
+        yield Trainer(
+            run=run,
+            world=world,
+            feed=Feed(rows, world, seed=run.trainer.seed, shuffle=run.data.shuffle, epochs=None, cursor=border.cursor),
+            queue=queue,
+            agents=await stack.enter_async_context(agents),
+            admission=admission,
+            replay=ReplayBuffer(queue, admission, group_size=run.rollout.n, config=run.replay, world=world),
+            actor=actor,
+            engine=rollout.engine,
+            stages=await world.offload(stages_of, run, actor, pool="model"),
+            evaluate=await _open_evaluation(run, inputs.val_rows, rollout, world, stack),
+            save=functools.partial(_save, run, world, actor, folder, len(rows)),
+            sight=await stack.enter_async_context(open_sight(folder, run.trainer, world, total_steps=steps, step=border.step)),
+            decode=rollout.template.decode,
+            stop=stop,
+            total_steps=steps,
+            border=border,
+        )
 
 
 def stages_of(run: TrainRun, actor: Actor) -> tuple[Stage, ...]:
@@ -193,22 +182,15 @@ def _open_actor(run: TrainRun, total_updates: int, checkpoint: Checkpoint | None
     return actor
 
 
-def _drop_overlong(inputs: RunInputs, template: ChatTemplate, run: TrainRun) -> None:
+def _drop_overlong(rows: RLHFDataset, template: ChatTemplate, run: TrainRun) -> None:
     """Measure every prompt as the model will see it, tool schemas included; count what is dropped and name the rows."""
-    for name, rows in (("data.train_files", inputs.train_rows), ("data.val_files", inputs.val_rows)):
-        if rows is None:
-            continue
-        dropped = rows.filter_overlong(
-            lambda messages: len(template.prompt_ids(messages)), run.data.max_prompt_length, drop=run.data.filter_overlong_prompts
-        )
-        if dropped:
-            log.warning(
-                "%s: %d prompts are longer than data.max_prompt_length = %d and were dropped: %s",
-                name,
-                len(dropped),
-                run.data.max_prompt_length,
-                ", ".join(dropped),
-            )
+    limit = run.data.max_prompt_length
+    dropped = rows.filter_overlong(
+        lambda messages: len(template.prompt_ids(messages)), limit, drop=run.data.filter_overlong_prompts
+    )
+    if dropped:
+        told = f"{rows.key}: {len(dropped)} prompts are longer than data.max_prompt_length = {limit} and were dropped"
+        log.warning("%s: %s", told, ", ".join(dropped))
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------------------
@@ -276,13 +258,13 @@ def _export(run: TrainRun, actor: Actor, folder: RunFolder) -> None:
 # --- evaluation -------------------------------------------------------------------------------------------------------------------
 
 
-async def run_evaluation(run: TrainRun, inputs: RunInputs) -> dict[str, float]:
-    """The modes of `run.eval` on the rows; `eval/<mode>/*` numbers."""
+async def run_evaluation(run: TrainRun, rows: RLHFDataset) -> dict[str, float]:
+    """The modes of `run.eval` on the rows; `eval/<mode>/*` numbers. Empty when both are switched off."""
     async with AsyncExitStack() as stack:
         world = await stack.enter_async_context(RealWorld(run_seed=run.trainer.seed))
         rollout = await stack.enter_async_context(open_rollout(run, world))
-        await world.offload(_drop_overlong, RunInputs(train_rows=inputs.train_rows, val_rows=None), rollout.template, run)
-        measure = await _open_evaluation(run, inputs.train_rows, rollout, world, stack)
+        await world.offload(_drop_overlong, rows, rollout.template, run)
+        measure = await _open_evaluation(run, rows, rollout, world, stack)
         return {} if measure is None else await measure()
 
 

@@ -120,10 +120,10 @@ def evaluate(
     """Evaluate any checkpoint on any file; prints one JSON object."""
     from asyncrl.preflight import check_eval
 
-    run, inputs = check_eval(checkpoint, file, config, overrides or [])
+    run, rows = check_eval(checkpoint, file, config, overrides or [])
     from asyncrl.assembly import run_evaluation
 
-    print(json.dumps(_run_loop(run_evaluation(run, inputs))))
+    print(json.dumps(_run_loop(run_evaluation(run, rows))))
 
 
 @app.command()

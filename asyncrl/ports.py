@@ -22,6 +22,9 @@ Json = Any
 Messages = list[dict[str, Json]]
 """Chat messages as Hugging Face templates take them: each has `role` and `content`, perhaps `tool_calls`."""
 
+Decode = Callable[[list[int]], str]
+"""Token ids to text, special tokens kept."""
+
 
 # --- the world ------------------------------------------------------------------------------------------------------------------
 

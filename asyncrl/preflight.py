@@ -34,16 +34,12 @@ class RunInputs:
 def check_train(run: TrainRun) -> RunInputs:
     """Files, rows, model directory, tools, reward function, batch arithmetic and place of a training run."""
     check_place(run.trainer.default_local_dir, run.trainer.experiment_name)
-    check_model_files(run.model)
-    check_context(run.model, run.max_model_len)
-    check_agent_name(run.agent.name)
-    load_tools(run.agent.tools)
+    _check_parts(run)
     inputs = RunInputs(
         train_rows=RLHFDataset(run.data.train_files, run.data, max_rows=run.data.max_rows),
         val_rows=_val_rows(run),
     )
     total_steps(run, len(inputs.train_rows))
-    asyncio.run(_check_reward(run.reward))
     if run.rollout.n == 1:
         log.warning("rollout.n = 1: a group of one has advantage 0, so nothing is learned; use at least 2 sessions a prompt")
     return inputs
@@ -58,8 +54,8 @@ def check_sft(run: SFTRun) -> None:
         read_table(files, key="sft.stages" if run.sft.stages else "data.train_files")
 
 
-def check_eval(checkpoint: Path, file: Path, config: Path | None, overrides: Sequence[str]) -> tuple[TrainRun, RunInputs]:
-    """The run that evaluates `checkpoint` on `file`: the checkpoint's own configuration unless another is given."""
+def check_eval(checkpoint: Path, file: Path, config: Path | None, overrides: Sequence[str]) -> tuple[TrainRun, RLHFDataset]:
+    """The run that evaluates `checkpoint` on `file`, by its own configuration unless another is given; and the rows."""
     if not checkpoint.is_dir():
         raise CheckpointError(f"{checkpoint}: no such checkpoint or model directory")
     model = model_folder(checkpoint)
@@ -67,13 +63,8 @@ def check_eval(checkpoint: Path, file: Path, config: Path | None, overrides: Seq
     # JSON's strings are TOML's.
     given = [f"model.path={json.dumps(str(model))}", f"data.val_files={json.dumps(str(file))}", *overrides]
     run = load_run(TrainRun, source, given)
-    check_model_files(run.model)
-    check_context(run.model, run.max_model_len)
-    check_agent_name(run.agent.name)
-    load_tools(run.agent.tools)
-    asyncio.run(_check_reward(run.reward))
-    rows = RLHFDataset(run.data.val_files, run.data, key="FILE", max_rows=run.eval.max_rows)
-    return run, RunInputs(train_rows=rows, val_rows=rows)
+    _check_parts(run)
+    return run, RLHFDataset(run.data.val_files, run.data, key="FILE", max_rows=run.eval.max_rows)
 
 
 def model_folder(checkpoint: Path) -> Path:
@@ -93,6 +84,15 @@ def _val_rows(run: TrainRun) -> RLHFDataset | None:
     if not run.data.val_files:
         return None
     return RLHFDataset(run.data.val_files, run.data, key="data.val_files", max_rows=run.eval.max_rows)
+
+
+def _check_parts(run: TrainRun) -> None:
+    """What training and evaluation both need: model directory, agent loop, tools, reward function."""
+    check_model_files(run.model)
+    check_context(run.model, run.max_model_len)
+    check_agent_name(run.agent.name)
+    load_tools(run.agent.tools)
+    asyncio.run(_check_reward(run.reward))
 
 
 async def _check_reward(config: RewardConfig) -> None:

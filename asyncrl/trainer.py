@@ -26,8 +26,7 @@ from asyncrl.config import TrainRun
 from asyncrl.feed import Feed
 from asyncrl.keys import StepLease
 from asyncrl.observe.sight import Sight
-from asyncrl.observe.trajectories import Decode
-from asyncrl.ports import RolloutEngine, StepContext, World
+from asyncrl.ports import Decode, RolloutEngine, StepContext, World
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.stages.stage import Stage, StepScope, run_stage
@@ -71,10 +70,22 @@ class Trainer:
     total_steps: int
     border: Border = field(default_factory=Border)
     _saved: Border = field(default_factory=Border, init=False)
+    _is_updating: bool = field(default=False, init=False)
 
     async def fit(self) -> None:
-        """Train until the last step or a stop; leaves a checkpoint of the last border."""
+        """Train until the last step or a stop; leaves a checkpoint of the last border, also when a task of the run fails."""
         self._saved = self.border
+        try:
+            await self._train()
+        except BaseExceptionGroup:
+            if not self._is_updating:  # the weights are those of the border: what was learned is not lost with what failed
+                await self._save()
+                self.sight.say(f"the run failed; step {self.border.step} is what --resume goes on from")
+            raise
+        await self._save()
+
+    async def _train(self) -> None:
+        """The steps, with admission and replay in the background."""
         async with asyncio.TaskGroup() as background:
             following = background.create_task(self.replay.run())
             admitting = background.create_task(self.admit())
@@ -86,7 +97,6 @@ class Trainer:
             finally:
                 for task in (admitting, showing, following):
                     task.cancel()
-        await self._save()
 
     async def _steps(self, admitting: asyncio.Task[None]) -> None:
         """All steps that are left, with what is due between them."""
@@ -153,6 +163,7 @@ class Trainer:
         finally:
             await self.queue.close_lease(scope.lease)
         self.border = Border(step=step, cursor=self.feed.cursor)
+        self._is_updating = False
         return batch
 
     async def publish(self, version: int) -> None:

@@ -68,8 +68,8 @@ def imitate(files: QuickstartFiles, model: Path, budget_s: float, *, runs: Path,
 
 def success(model: Path, files: QuickstartFiles) -> float:
     """Sampled success on the held-out problems."""
-    run, inputs = check_eval(model, files.val, CONFIGS / TRAIN_CONFIG, ["eval.greedy=false"])
-    return asyncio.run(run_evaluation(run, inputs))["eval/sampled/success"]
+    run, rows = check_eval(model, files.val, CONFIGS / TRAIN_CONFIG, ["eval.greedy=false"])
+    return asyncio.run(run_evaluation(run, rows))["eval/sampled/success"]
 
 
 def measure(runs: Path, seed: int) -> dict[str, float]:

@@ -34,7 +34,7 @@ class RLHFDataset:
     """
 
     def __init__(self, files: Sequence[str], config: DataConfig, *, key: str = "data.train_files", max_rows: int = 0) -> None:
-        self._key = key
+        self.key = key
         with gc_paused():
             sources = read_table(files, key=key, max_rows=max_rows)
             self._places = [source.place for source in sources]
@@ -68,7 +68,7 @@ class RLHFDataset:
         if len(long) == len(self):
             shortest = lengths.index(min(lengths))
             raise DataError(
-                f"{self._key}: all {len(self)} prompts are longer than {limit} tokens"
+                f"{self.key}: all {len(self)} prompts are longer than {limit} tokens"
                 f" (the shortest has {lengths[shortest]}: {self.where(shortest)})"
             )
         dropped = [self._places[position] for position in long]

@@ -7,15 +7,12 @@ stands behind a bar, so no text can look like a heading; characters that cannot 
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from asyncrl.ports import Json
-
-Decode = Callable[[Sequence[int]], str]
-"""Token ids to text, special tokens kept."""
+from asyncrl.ports import Decode, Json
 
 _MAX_VALUE = 200
 """Characters of a fact's value."""

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from asyncrl.errors import EngineError, PromptTooLongError
-from asyncrl.ports import GenerateRequest, Generation, StopReason, VersionSpan, WeightSnapshot
+from asyncrl.ports import Decode, GenerateRequest, Generation, StopReason, VersionSpan, WeightSnapshot
 
 Answer = Callable[[GenerateRequest], Sequence[int] | Awaitable[Sequence[int]]]
 """What the policy would sample for a request, perhaps after a wait; what it raises is what the engine raises."""
@@ -27,7 +27,7 @@ class ScriptedEngine:
         context_len: int = 1 << 20,
         version: int = 0,
         log_prob: float = -0.5,
-        decode: Callable[[list[int]], str] | None = None,
+        decode: Decode | None = None,
     ) -> None:
         """`decode` is needed for stop strings only."""
         self._answer = answer

@@ -1,11 +1,9 @@
 """When a generation ends: stop ids, stop strings, the budget of new tokens, and the model's context."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
-from asyncrl.ports import SamplingParams, StopReason
-
-Decode = Callable[[list[int]], str]
+from asyncrl.ports import Decode, SamplingParams, StopReason
 
 UNKNOWN_CHARACTER = "\ufffd"
 """What byte-level tokenizers show for a token that ends inside a character."""

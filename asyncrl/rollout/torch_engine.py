@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import torch
 
 from asyncrl.errors import EngineError
-from asyncrl.ports import GenerateRequest, Generation, StopReason, WeightSnapshot
+from asyncrl.ports import Decode, GenerateRequest, Generation, StopReason, WeightSnapshot
 from asyncrl.rollout.model_runner import ModelRunner
 from asyncrl.rollout.requests import check_request
 from asyncrl.rollout.scheduler import Outcome, Scheduler
-from asyncrl.rollout.stopping import Decode, StopRules
+from asyncrl.rollout.stopping import StopRules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from tensordict import TensorDict
 
-from asyncrl.observe.trajectories import Decode, TrajectoryText, to_turns
+from asyncrl.observe.trajectories import TrajectoryText, to_turns
+from asyncrl.ports import Decode
 from asyncrl.protocol.ragged import rows_of
 
 TEXT_FIELDS = ("prompts", "responses", "response_mask", "reward_score", "num_turns", "extra_fields")

@@ -21,11 +21,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from asyncrl.ports import GenerateRequest, Generation, RolloutEngine, SamplingParams, WeightSnapshot
+from asyncrl.ports import Decode, GenerateRequest, Generation, RolloutEngine, SamplingParams, WeightSnapshot
 from asyncrl.rollout.torch_engine import TorchEngine
 
 VOCAB = 150
-Decode = Callable[[list[int]], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
