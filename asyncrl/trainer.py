@@ -151,6 +151,7 @@ class Trainer:
             check=self._checks_invariants(step),
         )
         await self.queue.open_lease(scope.lease, keys=batch.keys, partition_id=batch.partition_id)
+        self._is_updating = True
         try:
             for stage in self.stages:
                 with self.sight.timing(stage.name):

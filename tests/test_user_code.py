@@ -81,7 +81,7 @@ def test_an_agent_loop_beside_the_run_is_found(here: Path) -> None:
         ("uc_loops:Raises", "cannot be made without arguments: ValueError: bad thing"),
         ("uc_loops:Nothing", "has no 'Nothing'"),
         ("uc_loops:NotAsync", "has no `async def run(prompt, context)`"),
-        ("tool_agnt", "did you mean 'tool_agent'?; your own is named module:Class"),
+        ("tool_agnt", "did you mean tool_agent? (built in: single_turn, tool_agent; your own: module:Class)"),
     ],
 )
 def test_an_agent_loop_that_cannot_be_used_is_told_in_one_line(here: Path, name: str, named: str) -> None:

@@ -42,9 +42,12 @@ def load_tool(spec: str) -> Tool:
     found = _find(module_name, attribute, spec)
     if is_tool(found):
         return found
-    if not callable(found):
+    if inspect.isclass(found) or not callable(found):
         raise ToolSpecError(f"agent.tools: {spec!r} is a {type(found).__name__}, not a function or tool")
-    return FunctionTool(found)
+    try:
+        return FunctionTool(found)
+    except ToolSpecError as error:
+        raise ToolSpecError(f"agent.tools: {spec!r}: {error}") from error
 
 
 def is_tool(value: object) -> TypeGuard[Tool]:

@@ -4,8 +4,10 @@ Place: model directory -> [model] -> actor, reference, warm start. Dropout is of
 those of the distribution that the engine sampled from.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -40,25 +42,43 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
 
 
 def _read(folder: Path, config: ModelConfig) -> PreTrainedModel:
-    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a library's bar would break ours
     try:
-        settings = AutoConfig.from_pretrained(folder, local_files_only=True)
-        loaded: tuple[PreTrainedModel, dict[str, list[str]]] = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=settings,
-            dtype=_DTYPES[config.dtype],
-            attn_implementation=config.attn_implementation,
-            local_files_only=True,
-            output_loading_info=True,
-        )  # type: ignore[assignment]
+        with _quiet():
+            settings = AutoConfig.from_pretrained(folder, local_files_only=True)
+            loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=settings,
+                dtype=_DTYPES[config.dtype],
+                attn_implementation=config.attn_implementation,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # told below, in one line
+            )  # type: ignore[assignment]
     # Whatever a broken folder makes the library raise is the user's folder, said in one line.
     except Exception as error:
         raise ModelError(f"model.path = {config.path!r} cannot be loaded: {named_message_of(error)}") from error
     model, report = loaded
-    missing = sorted(str(key) for kind in ("missing_keys", "mismatched_keys") for key in report[kind])
-    if missing:
+    if missing := sorted(map(str, report["missing_keys"])):
         raise ModelError(f"model.path = {config.path!r} lacks weights: {names_shown(missing, limit=3)}")
+    if mismatched := sorted(report["mismatched_keys"], key=str):
+        name, stored, wanted = mismatched[0]
+        raise ModelError(
+            f"model.path = {config.path!r} has weights of other shapes than its config.json says: {name} is {list(stored)} instead "
+            f"of {list(wanted)} ({len(mismatched)} in all)"
+        )
     return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The library's bar would break ours, and its tables of what is wrong with the weights are a line of ours."""
+    verbosity = hf_logging.get_verbosity()
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(verbosity)
 
 
 def _check_head(model: PreTrainedModel, path: str) -> None:

@@ -117,6 +117,7 @@ BROKEN = "{% for m in messages %}"
         (DROPS_RESULTS, "drops messages of role 'tool'"),
         (REFUSES_ROLE, "no tools"),
         (BROKEN, "cannot render"),
+        ("{{ 1 / 0 }}", "cannot render .*division by zero"),
     ],
 )
 def test_a_template_that_cannot_serve_tools_is_refused_in_one_line(

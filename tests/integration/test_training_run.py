@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -18,6 +19,7 @@ from asyncrl.config import TrainRun, load_run
 from asyncrl.errors import CheckpointError, DataError, ModelError, TooManyFailuresError
 from asyncrl.observe.metrics import read_metrics
 from asyncrl.preflight import check_train
+from asyncrl.training.actor import Actor
 
 
 async def train(config: Path, *overrides: str, resume: bool = False) -> Path:
@@ -133,6 +135,50 @@ async def test_a_reward_that_always_fails_ends_the_run_with_its_reason(config: P
     with pytest.raises(BaseExceptionGroup) as caught:
         await train(config, "reward.function=my_reward:score", "replay.max_failed_groups_in_a_row=3")
     assert caught.group_contains(TooManyFailuresError, match="the grader is broken")
+
+
+async def test_a_run_that_fails_later_loses_nothing_it_has_learned(config: Path, tmp_path: Path) -> None:
+    _reward_module(
+        tmp_path,
+        """
+        import os
+        with open("calls", "a") as calls:
+            calls.write(".")
+        if os.path.getsize("calls") > 12:
+            raise ValueError('the grader is broken')
+        return float(len(solution_str) % 2)
+        """,
+    )
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await train(
+            config, "reward.function=my_reward:score", "trainer.total_training_steps=9", "replay.max_failed_groups_in_a_row=2"
+        )
+    assert caught.group_contains(TooManyFailuresError, match="the grader is broken")
+    done = len(read_metrics(tmp_path / "runs/small/metrics.jsonl"))
+    assert done >= 2
+    assert [path.name for path in (tmp_path / "runs/small/checkpoints").iterdir()] == [f"global_step_{done}"]
+    await train(config, f"trainer.total_training_steps={done + 1}", resume=True)
+    assert [row["step"] for row in read_metrics(tmp_path / "runs/small/metrics.jsonl")] == list(range(1, done + 2))
+
+
+async def test_a_step_that_fails_half_way_is_no_checkpoint(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    update, calls = Actor.update, []
+
+    def failing(self: Actor, *args: Any) -> dict[str, float]:
+        numbers = update(self, *args)
+        calls.append(numbers)
+        if len(calls) == 4:
+            raise OSError(5, "the machine is ill")
+        return numbers
+
+    monkeypatch.setattr(Actor, "update", failing)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await train(config, "trainer.save_freq=2", "trainer.total_training_steps=4")
+    assert caught.group_contains(OSError, match="the machine is ill")
+    checkpoints = config.parent / "runs/small/checkpoints"
+    assert {path.name for path in checkpoints.iterdir()} == {"global_step_2"}, "step 3 had the weights of step 4"
+    await train(config, resume=True)
+    assert (checkpoints / "global_step_3").is_dir()
 
 
 async def test_200_steps_leave_the_queue_flat(config: Path) -> None:

@@ -175,6 +175,8 @@ def test_tools_are_loaded_by_name_and_by_path() -> None:
         ("nowhere.at_all:tool", "no module named 'nowhere'"),
         ("asyncrl.tools.calculator:calculate", "did you mean calculator"),
         ("math:pi", "is a float"),
+        ("decimal:Decimal", "is a type, not a function"),
+        ("json:dumps", "'json:dumps': tool 'dumps': parameter 'obj' has no type hint"),
         ("asyncrl.tools:Tool", "Tool"),
     ],
 )

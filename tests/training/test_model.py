@@ -1,5 +1,6 @@
 """Loading a model folder, and log-probs of chosen tokens against the plain Hugging Face forward pass."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,13 +101,28 @@ def _more_layers(folder: Path) -> None:
     (folder / "config.json").write_text(text.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
 
 
-@pytest.mark.parametrize("damage", [_break_config, _break_weights, _drop_config, _drop_weights, _more_layers])
-def test_a_broken_folder_is_one_line_that_names_it(make_model: Callable[..., Path], damage: Callable[[Path], None]) -> None:
+def _wider(folder: Path) -> None:
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "intermediate_size": settings["intermediate_size"] * 2}))
+
+
+@pytest.mark.parametrize("damage", [_break_config, _break_weights, _drop_config, _drop_weights, _more_layers, _wider])
+def test_a_broken_folder_is_one_line_that_names_it(
+    make_model: Callable[..., Path], damage: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = make_model("llama")
     damage(folder)
     with pytest.raises(ModelError, match=folder.name) as caught:
         load_model(ModelConfig(path=str(folder)))
     assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", ""), "the library printed beside our line"
+
+
+def test_weights_of_other_shapes_are_named(make_model: Callable[..., Path]) -> None:
+    folder = make_model("llama")
+    _wider(folder)
+    with pytest.raises(ModelError, match=r"other shapes than its config.json says: model\.layers\.0\..* is \[.*\] instead of \["):
+        load_model(ModelConfig(path=str(folder)))
 
 
 def test_a_model_that_bends_its_logits_is_refused(tmp_path: Path) -> None:
