@@ -1,9 +1,19 @@
-"""Settings for all tests: one hypothesis profile without time limits; torch seeded and single-threaded wherever it is loaded."""
+"""Settings for all tests: one hypothesis profile without time limits; torch seeded and single-threaded wherever it is loaded.
+
+And the quick start's tokenizer, model folder and template, made once for all; imported inside, as most tests need no torch.
+"""
 
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from asyncrl.agents.chat_template import ChatTemplate
 
 # hypothesis has a profile of its own for CI machines, with a limit a example: that would be a hidden time assertion.
 for _profile in ("default", "ci"):
@@ -17,3 +27,34 @@ def _seeded_torch() -> None:
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def quickstart_tokenizer() -> "PreTrainedTokenizerFast":
+    from asyncrl.examples.calculator import demonstrations
+    from asyncrl.examples.demonstrator import MECHANICS
+    from asyncrl.examples.tiny_model import train_tokenizer
+    from asyncrl.tools import load_tools
+
+    schemas = [tool.schema for tool in load_tools(["calculator"]).values()]
+    return train_tokenizer(demonstrations(MECHANICS, 300, seed=1, name="mechanics"), schemas)
+
+
+@pytest.fixture(scope="session")
+def model_folder(quickstart_tokenizer: "PreTrainedTokenizerFast", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the random model, with its tokenizer and template."""
+    from asyncrl.examples.tiny_model import build_model, save_model
+
+    folder = tmp_path_factory.mktemp("quickstart") / "model"
+    save_model(build_model(quickstart_tokenizer, seed=1), quickstart_tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def template(model_folder: Path) -> "ChatTemplate":
+    """Its chat template with the calculator's schema."""
+    from asyncrl.agents.chat_template import load_chat_template
+    from asyncrl.config import ModelConfig
+    from asyncrl.tools import load_tools
+
+    return load_chat_template(ModelConfig(path=str(model_folder)), [load_tools(["calculator"])["calculator"].schema])

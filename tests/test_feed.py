@@ -1,3 +1,5 @@
+"""The feed: every row once an epoch, in an order that seed and epoch decide, and the exact row after a restart."""
+
 import json
 from collections.abc import Callable
 

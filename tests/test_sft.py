@@ -16,13 +16,11 @@ from asyncrl.config import ModelConfig, SFTConfig, SFTRun
 from asyncrl.errors import DataError, ModelError
 from asyncrl.examples.calculator import demonstrations
 from asyncrl.examples.demonstrator import MECHANICS
-from asyncrl.examples.tiny_model import build_model, save_model, train_tokenizer
 from asyncrl.ports import Generation, Json, Messages, StopReason, VersionSpan
 from asyncrl.sft import WarmStart, encode_conversation, run_sft
 from asyncrl.sft.conversations import load_stages
 from asyncrl.sft.warm_start import batches_of, plan_stages
 from asyncrl.stopping import Stop
-from asyncrl.tools import load_tools
 
 TALK: Messages = [
     {"role": "user", "content": "what is 12+34?"},
@@ -35,20 +33,6 @@ TALK: Messages = [
     {"role": "assistant", "content": "46"},
 ]
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+34"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    schemas = [tool.schema for tool in load_tools(["calculator"]).values()]
-    tokenizer = train_tokenizer(demonstrations(MECHANICS, 300, seed=1, name="mechanics"), schemas)
-    save_model(build_model(tokenizer, seed=1), tokenizer, folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def template(model_folder: Path) -> ChatTemplate:
-    return load_chat_template(ModelConfig(path=str(model_folder)), [tool.schema for tool in load_tools(["calculator"]).values()])
 
 
 def write_rows(path: Path, rows: list[Json]) -> str:

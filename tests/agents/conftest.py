@@ -97,7 +97,7 @@ def scorer() -> FakeScorer:
 
 
 @dataclass(slots=True)
-class Stage:
+class Rig:
     """A session's surroundings, so that a test says only what is special: the script, the configuration, the tools."""
 
     template: ChatTemplate
@@ -127,8 +127,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(template: ChatTemplate, world: RealWorld, scorer: FakeScorer) -> Stage:
-    return Stage(template, world, scorer)
+def rig(template: ChatTemplate, world: RealWorld, scorer: FakeScorer) -> Rig:
+    return Rig(template, world, scorer)
 
 
 @pytest.fixture

@@ -24,34 +24,32 @@ from asyncrl.tools import FunctionTool, Tool, load_tools
 from asyncrl.transfer_queue import TransferQueue
 
 NewRun = Callable[..., TrainRun]
-Stage = Any  # the fixture's class lives in conftest, which is no module
+Rig = Any  # the fixture's class lives in conftest, which is no module
 
 
 def runner_of(
-    stage: Stage,
+    rig: Rig,
     queue: TransferQueue,
     engine: ScriptedEngine,
     run: TrainRun,
     tools: Mapping[str, Tool] | None = None,
 ) -> GroupRunner:
     chosen = load_tools(["calculator"]) if tools is None else tools
-    return GroupRunner(queue, engine, stage.scorer, stage.template, chosen, run, stage.world)
+    return GroupRunner(queue, engine, rig.scorer, rig.template, chosen, run, rig.world)
 
 
 async def tags_of(queue: TransferQueue) -> dict[str, Tag]:
     return (await queue.kv_list(TRAIN))[TRAIN]
 
 
-def turns(stage: Stage) -> Callable[[GenerateRequest], str]:
+def turns(rig: Rig) -> Callable[[GenerateRequest], str]:
     """Call the calculator in the first turn, answer in the second."""
-    return lambda request: stage.call("1 + 2") if request.request_id.endswith("_0") else "3"
+    return lambda request: rig.call("1 + 2") if request.request_id.endswith("_0") else "3"
 
 
-async def test_a_group_becomes_finished_with_all_its_rows(
-    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
-) -> None:
-    engine = ScriptedEngine(lambda request: stage.template.encode_assistant(turns(stage)(request)), version=4)
-    async with runner_of(stage, queue, engine, new_run()) as runner:
+async def test_a_group_becomes_finished_with_all_its_rows(rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
+    engine = ScriptedEngine(lambda request: rig.template.encode_assistant(turns(rig)(request)), version=4)
+    async with runner_of(rig, queue, engine, new_run()) as runner:
         runner.start(replace(prompt, global_steps=4))
         await runner.join()
         stats = runner.stats()
@@ -82,7 +80,7 @@ async def test_a_group_becomes_finished_with_all_its_rows(
     assert [stats[name] for name in counted] == [1.0, 2.0, 2.0, 2.0]
 
 
-async def test_status_moves_forward_only(stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
+async def test_status_moves_forward_only(rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
     seen: list[object] = []
 
     async def follow() -> None:
@@ -94,7 +92,7 @@ async def test_status_moves_forward_only(stage: Stage, queue: TransferQueue, pro
                     return
 
     follower = asyncio.create_task(follow())
-    async with runner_of(stage, queue, stage.engine(turns(stage)), new_run()) as runner:
+    async with runner_of(rig, queue, rig.engine(turns(rig)), new_run()) as runner:
         await asyncio.sleep(0)
         runner.start(prompt)
         await follower
@@ -105,7 +103,7 @@ async def test_status_moves_forward_only(stage: Stage, queue: TransferQueue, pro
 
 
 async def test_one_failed_session_makes_the_group_a_failure_after_all_have_settled(
-    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+    rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
 ) -> None:
     settled: list[str] = []
 
@@ -115,9 +113,9 @@ async def test_one_failed_session_makes_the_group_a_failure_after_all_have_settl
             raise ZeroDivisionError("in the rule")
         return 1.0
 
-    stage.scorer.score_with = score
-    engine = stage.engine(lambda request: "bad" if request.request_id.startswith("a1_0") else "3")
-    async with runner_of(stage, queue, engine, new_run()) as runner:
+    rig.scorer.score_with = score
+    engine = rig.engine(lambda request: "bad" if request.request_id.startswith("a1_0") else "3")
+    async with runner_of(rig, queue, engine, new_run()) as runner:
         runner.start(prompt)
         await runner.join()
     tags = await tags_of(queue)
@@ -143,11 +141,11 @@ async def raises_cancelled() -> str:
 
 @pytest.mark.parametrize("function", [cancels_itself, raises_cancelled])
 async def test_a_session_cancelled_by_its_tool_fails_its_group_and_no_other(
-    function: Callable[..., object], stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+    function: Callable[..., object], rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
 ) -> None:
     call = '<tool_call>{"name": "cancels", "arguments": {}}</tool_call>'
-    engine = stage.engine(lambda request: call if request.request_id == "a1_0_0" else "3")
-    async with runner_of(stage, queue, engine, new_run(), {"cancels": FunctionTool(function, name="cancels")}) as runner:
+    engine = rig.engine(lambda request: call if request.request_id == "a1_0_0" else "3")
+    async with runner_of(rig, queue, engine, new_run(), {"cancels": FunctionTool(function, name="cancels")}) as runner:
         runner.start(prompt)
         runner.start(replace(prompt, uid="b2"))
         await runner.join()
@@ -157,7 +155,7 @@ async def test_a_session_cancelled_by_its_tool_fails_its_group_and_no_other(
 
 
 async def test_sessions_and_groups_whose_tasks_are_cancelled_become_failures(
-    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+    rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
 ) -> None:
     reached = asyncio.Event()
 
@@ -165,15 +163,15 @@ async def test_sessions_and_groups_whose_tasks_are_cancelled_become_failures(
         reached.set()
         return "3"
 
-    stage.scorer.delay_s = 60.0
-    async with runner_of(stage, queue, stage.engine(note), new_run()) as runner:
+    rig.scorer.delay_s = 60.0
+    async with runner_of(rig, queue, rig.engine(note), new_run()) as runner:
         for uid, name in (("a1", "session a1_1"), ("b2", "group b2")):
             reached.clear()
             runner.start(replace(prompt, uid=uid))
             await reached.wait()
             victim = next(task for task in asyncio.all_tasks() if task.get_name() == name)
             victim.cancel()
-            stage.scorer.delay_s = 0.0 if uid == "a1" else 60.0
+            rig.scorer.delay_s = 0.0 if uid == "a1" else 60.0
             await asyncio.wait({victim})
         other = next(task for task in asyncio.all_tasks() if task.get_name() == "session a1_0")
         other.cancel()
@@ -185,20 +183,20 @@ async def test_sessions_and_groups_whose_tasks_are_cancelled_become_failures(
 
 
 async def test_a_prompt_that_cannot_be_rendered_fails_its_group(
-    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+    rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
 ) -> None:
-    async with runner_of(stage, queue, stage.saying(), new_run()) as runner:
+    async with runner_of(rig, queue, rig.saying(), new_run()) as runner:
         runner.start(replace(prompt, messages=[{"role": "user", "content": 3}]))
         await runner.join()
     assert "cannot render" in str((await tags_of(queue))["a1"]["failure"])
 
 
 async def test_leaving_the_runner_cancels_what_is_in_flight(
-    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+    rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
 ) -> None:
-    engine = stage.saying()
+    engine = rig.saying()
     await engine.pause()
-    async with runner_of(stage, queue, engine, new_run()) as runner:
+    async with runner_of(rig, queue, engine, new_run()) as runner:
         runner.start(prompt)
         async for changes in queue.kv_watch(TRAIN):
             if (changes.get("a1") or {}).get("status") == "running":
@@ -209,10 +207,10 @@ async def test_leaving_the_runner_cancels_what_is_in_flight(
 
 
 async def test_a_store_that_refuses_a_group_ends_the_runner_with_that_error(
-    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+    rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
 ) -> None:
     async def run() -> None:
-        async with runner_of(stage, queue, stage.saying(), new_run()) as runner:
+        async with runner_of(rig, queue, rig.saying(), new_run()) as runner:
             runner.start(prompt)
             await asyncio.Event().wait()
 
@@ -221,12 +219,12 @@ async def test_a_store_that_refuses_a_group_ends_the_runner_with_that_error(
         await run()
 
 
-async def test_an_error_of_the_body_leaves_as_it_is(stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
-    engine = stage.saying()
+async def test_an_error_of_the_body_leaves_as_it_is(rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
+    engine = rig.saying()
     await engine.pause()
 
     async def run() -> None:
-        async with runner_of(stage, queue, engine, new_run()) as runner:
+        async with runner_of(rig, queue, engine, new_run()) as runner:
             runner.start(prompt)
             raise ZeroDivisionError
 
@@ -235,7 +233,7 @@ async def test_an_error_of_the_body_leaves_as_it_is(stage: Stage, queue: Transfe
 
 
 async def test_a_group_dropped_while_it_runs_is_counted_and_harms_nobody(
-    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+    rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
 ) -> None:
     reached = asyncio.Event()
 
@@ -243,8 +241,8 @@ async def test_a_group_dropped_while_it_runs_is_counted_and_harms_nobody(
         reached.set()
         return "3"
 
-    stage.scorer.delay_s = 0.01
-    async with runner_of(stage, queue, stage.engine(note), new_run()) as runner:
+    rig.scorer.delay_s = 0.01
+    async with runner_of(rig, queue, rig.engine(note), new_run()) as runner:
         runner.start(prompt)
         await reached.wait()
         await queue.kv_clear(["a1"], partition_id=TRAIN)
@@ -253,9 +251,7 @@ async def test_a_group_dropped_while_it_runs_is_counted_and_harms_nobody(
     assert await tags_of(queue) == {}
 
 
-async def test_no_more_sessions_run_at_once_than_allowed(
-    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
-) -> None:
+async def test_no_more_sessions_run_at_once_than_allowed(rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
     running, most = 0, 0
 
     async def slow() -> str:
@@ -268,40 +264,40 @@ async def test_no_more_sessions_run_at_once_than_allowed(
         return "ok"
 
     call = '<tool_call>{"name": "slow", "arguments": {}}</tool_call>'
-    engine = stage.engine(lambda request: call if request.request_id.endswith("_0") else "3")
+    engine = rig.engine(lambda request: call if request.request_id.endswith("_0") else "3")
     run = new_run(agent={"max_concurrent_sessions": 2}, rollout={"n": 6})
-    async with runner_of(stage, queue, engine, run, {"slow": FunctionTool(slow)}) as runner:
+    async with runner_of(rig, queue, engine, run, {"slow": FunctionTool(slow)}) as runner:
         runner.start(prompt)
         await runner.join()
     assert most == 2
     assert len(await tags_of(queue)) == 7
 
 
-async def test_nothing_of_a_group_blocks_the_loop(stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
+async def test_nothing_of_a_group_blocks_the_loop(rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
     def sleepy() -> str:
         """Sleep."""
         time.sleep(0.001)
         return "ok"
 
     call = '<tool_call>{"name": "sleepy", "arguments": {}}</tool_call>'
-    engine = stage.engine(lambda request: call if request.request_id.endswith("_0") else "3")
+    engine = rig.engine(lambda request: call if request.request_id.endswith("_0") else "3")
     with blockbuster_ctx("asyncrl"):
-        async with runner_of(stage, queue, engine, new_run(), {"sleepy": FunctionTool(sleepy)}) as runner:
+        async with runner_of(rig, queue, engine, new_run(), {"sleepy": FunctionTool(sleepy)}) as runner:
             runner.start(prompt)
             await runner.join()
     assert (await tags_of(queue))["a1"]["status"] == "finished"
 
 
-async def test_the_guard_of_the_loop_bites(stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
+async def test_the_guard_of_the_loop_bites(rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
     async def sleepy() -> str:
         """Sleep on the loop."""
         time.sleep(0.001)  # noqa: ASYNC251  it is what must be caught
         return "ok"
 
     call = '<tool_call>{"name": "sleepy", "arguments": {}}</tool_call>'
-    engine = stage.engine(lambda request: call if request.request_id.endswith("_0") else "3")
+    engine = rig.engine(lambda request: call if request.request_id.endswith("_0") else "3")
     with blockbuster_ctx("asyncrl"):
-        async with runner_of(stage, queue, engine, new_run(), {"sleepy": FunctionTool(sleepy)}) as runner:
+        async with runner_of(rig, queue, engine, new_run(), {"sleepy": FunctionTool(sleepy)}) as runner:
             runner.start(prompt)
             await runner.join()
     columns = await queue.kv_batch_get(["a1_0_0"], partition_id=TRAIN, fields=["extra_fields"])
@@ -332,11 +328,11 @@ class _Unspeakable(Exception):
 
 
 async def test_what_an_odd_loop_does_costs_its_own_group_only(
-    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+    rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
 ) -> None:
     _Odd.let_go = asyncio.Event()
     run = new_run(agent={"name": "single_turn", "timeout_s": 0.2})
-    async with runner_of(stage, queue, stage.engine(lambda _: "3"), run, {}) as runner:
+    async with runner_of(rig, queue, rig.engine(lambda _: "3"), run, {}) as runner:
         runner._parts = replace(runner._parts, loop=_Odd())
         for uid in ("holds_on", "no_ids", "bad_error", "well"):
             runner.start(replace(prompt, uid=uid))
@@ -357,7 +353,7 @@ async def test_what_an_odd_loop_does_costs_its_own_group_only(
 
 
 async def test_leaving_the_runner_does_not_wait_for_a_loop_that_holds_on(
-    stage: Stage, queue: TransferQueue, prompt: Prompt, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guests, "CLOSE_TIMEOUT_S", 0.01)
     _Odd.let_go = asyncio.Event()
@@ -367,7 +363,7 @@ async def test_leaving_the_runner_does_not_wait_for_a_loop_that_holds_on(
         begun.set()
         return "3"
 
-    async with runner_of(stage, queue, stage.engine(note), new_run(agent={"name": "single_turn"}), {}) as runner:
+    async with runner_of(rig, queue, rig.engine(note), new_run(agent={"name": "single_turn"}), {}) as runner:
         runner._parts = replace(runner._parts, loop=_Odd())
         runner.start(replace(prompt, uid="holds_on"))
         await begun.wait()

@@ -16,7 +16,7 @@ from asyncrl.ports import FailureClass, Prompt
 from asyncrl.tools import FunctionTool
 
 NewRun = Callable[..., TrainRun]
-Stage = Any  # the fixture's class lives in conftest, which is no module
+Rig = Any  # the fixture's class lives in conftest, which is no module
 
 
 def raising(error: BaseException) -> Callable[..., float]:
@@ -26,10 +26,10 @@ def raising(error: BaseException) -> Callable[..., float]:
     return act
 
 
-async def test_the_reward_function_sees_the_last_answer_and_the_conversation(stage: Stage, prompt: Prompt, new_run: NewRun) -> None:
-    engine = stage.saying("so " + stage.call("1 + 2"), "3")
-    result = await run_session(prompt, 1, stage.parts(engine, new_run()))
-    (request,) = stage.scorer.requests
+async def test_the_reward_function_sees_the_last_answer_and_the_conversation(rig: Rig, prompt: Prompt, new_run: NewRun) -> None:
+    engine = rig.saying("so " + rig.call("1 + 2"), "3")
+    result = await run_session(prompt, 1, rig.parts(engine, new_run()))
+    (request,) = rig.scorer.requests
     assert (request.solution_str, request.ground_truth, request.data_source) == ("3", "3", "test")
     assert (request.extra_info["num_turns"], request.extra_info["num_tool_calls"]) == (2, 1)
     assert [message["role"] for message in request.extra_info["messages"]] == ["user", "assistant", "tool", "assistant"]
@@ -41,35 +41,35 @@ async def test_the_reward_function_sees_the_last_answer_and_the_conversation(sta
     "error", [RewardError("the function raised ZeroDivisionError"), ValueError("x"), ExceptionGroup("several", [KeyError("k")])]
 )
 async def test_an_error_in_the_reward_is_a_failure_and_never_a_zero(
-    error: Exception, stage: Stage, prompt: Prompt, new_run: NewRun
+    error: Exception, rig: Rig, prompt: Prompt, new_run: NewRun
 ) -> None:
-    stage.scorer.score_with = raising(error)
-    result = await run_session(prompt, 0, stage.parts(stage.saying("3"), new_run()))
+    rig.scorer.score_with = raising(error)
+    result = await run_session(prompt, 0, rig.parts(rig.saying("3"), new_run()))
     assert result.outputs == ()
     assert result.failure is not None
     assert result.failure.error == ("KeyError" if isinstance(error, ExceptionGroup) else type(error).__name__)
     assert result.failure.kind is FailureClass.INFRA
 
 
-async def test_an_engine_that_dies_is_infrastructure(stage: Stage, prompt: Prompt, new_run: NewRun) -> None:
-    result = await run_session(prompt, 0, stage.parts(stage.engine(raising(EngineError("gone"))), new_run()))
+async def test_an_engine_that_dies_is_infrastructure(rig: Rig, prompt: Prompt, new_run: NewRun) -> None:
+    result = await run_session(prompt, 0, rig.parts(rig.engine(raising(EngineError("gone"))), new_run()))
     assert str(result.failure).startswith("EngineError (infra): gone")
 
 
 @pytest.mark.parametrize("name", ["single_turn", "tool_agent"])
-async def test_empty_and_overlong_are_the_models(name: str, stage: Stage, prompt: Prompt, new_run: NewRun) -> None:
+async def test_empty_and_overlong_are_the_models(name: str, rig: Rig, prompt: Prompt, new_run: NewRun) -> None:
     run = new_run(agent={"name": name})
-    empty = await run_session(prompt, 0, stage.parts(stage.saying([]), run))
-    overlong = await run_session(prompt, 0, stage.parts(stage.saying("3", context_len=4), run))
+    empty = await run_session(prompt, 0, rig.parts(rig.saying([]), run))
+    overlong = await run_session(prompt, 0, rig.parts(rig.saying("3", context_len=4), run))
     for result, error in ((empty, "EmptySessionError"), (overlong, "PromptTooLongError")):
         assert result.failure is not None
         assert (result.failure.kind, result.failure.error) == (FailureClass.MODEL, error)
 
 
-async def test_the_deadline_covers_engine_tools_and_reward(stage: Stage, prompt: Prompt, new_run: NewRun) -> None:
+async def test_the_deadline_covers_engine_tools_and_reward(rig: Rig, prompt: Prompt, new_run: NewRun) -> None:
     run = new_run(agent={"timeout_s": 0.02})
-    stage.scorer.delay_s = 60.0
-    late_reward = await run_session(prompt, 0, stage.parts(stage.saying("3"), run))
+    rig.scorer.delay_s = 60.0
+    late_reward = await run_session(prompt, 0, rig.parts(rig.saying("3"), run))
 
     async def hang() -> str:
         """Hang."""
@@ -77,39 +77,39 @@ async def test_the_deadline_covers_engine_tools_and_reward(stage: Stage, prompt:
         return ""
 
     call = '<tool_call>{"name": "hang", "arguments": {}}</tool_call>'
-    late_tool = await run_session(prompt, 0, stage.parts(stage.saying(call), run, {"hang": FunctionTool(hang)}))
+    late_tool = await run_session(prompt, 0, rig.parts(rig.saying(call), run, {"hang": FunctionTool(hang)}))
     for result in (late_reward, late_tool):
         assert result.failure is not None
         assert result.failure.error == "DeadlineError"
         assert "agent.timeout_s = 0.02" in result.failure.message
 
 
-async def test_a_generate_call_has_a_deadline_of_its_own(stage: Stage, prompt: Prompt, new_run: NewRun) -> None:
-    parts = stage.parts(stage.saying("3"), new_run(rollout={"request_timeout_s": 0.01}))
+async def test_a_generate_call_has_a_deadline_of_its_own(rig: Rig, prompt: Prompt, new_run: NewRun) -> None:
+    parts = rig.parts(rig.saying("3"), new_run(rollout={"request_timeout_s": 0.01}))
     await parts.engine.pause()
     result = await run_session(prompt, 0, parts)
     assert "generate call a1_0_0 took longer than 0.01 s" in str(result.failure)
 
 
-async def test_a_timeout_of_the_reward_itself_keeps_its_own_message(stage: Stage, prompt: Prompt, new_run: NewRun) -> None:
-    stage.scorer.score_with = raising(TimeoutError("the judge"))
-    result = await run_session(prompt, 0, stage.parts(stage.saying("3"), new_run()))
+async def test_a_timeout_of_the_reward_itself_keeps_its_own_message(rig: Rig, prompt: Prompt, new_run: NewRun) -> None:
+    rig.scorer.score_with = raising(TimeoutError("the judge"))
+    result = await run_session(prompt, 0, rig.parts(rig.saying("3"), new_run()))
     assert "the judge" in str(result.failure)
 
 
-async def test_a_cancellation_from_inside_is_a_failure(stage: Stage, prompt: Prompt, new_run: NewRun) -> None:
+async def test_a_cancellation_from_inside_is_a_failure(rig: Rig, prompt: Prompt, new_run: NewRun) -> None:
     async def cancels() -> str:
         """Cancel."""
         raise asyncio.CancelledError
 
     call = '<tool_call>{"name": "cancels", "arguments": {}}</tool_call>'
-    result = await run_session(prompt, 0, stage.parts(stage.saying(call), new_run(), {"cancels": FunctionTool(cancels)}))
+    result = await run_session(prompt, 0, rig.parts(rig.saying(call), new_run(), {"cancels": FunctionTool(cancels)}))
     assert result.failure is not None
     assert (result.failure.error, result.failure.kind) == ("CancelledError", FailureClass.INFRA)
 
 
-async def test_a_cancellation_from_outside_goes_on(stage: Stage, prompt: Prompt, new_run: NewRun) -> None:
-    parts = stage.parts(stage.saying("3"), new_run())
+async def test_a_cancellation_from_outside_goes_on(rig: Rig, prompt: Prompt, new_run: NewRun) -> None:
+    parts = rig.parts(rig.saying("3"), new_run())
     await parts.engine.pause()
     task = asyncio.create_task(run_session(prompt, 0, parts))
     await asyncio.sleep(0)
@@ -140,22 +140,22 @@ def output(**changes: Any) -> AgentLoopOutput:
     return AgentLoopOutput(**{**columns, **changes})
 
 
-async def with_loop(stage: Stage, prompt: Prompt, run: TrainRun, *outputs: AgentLoopOutput) -> Any:
-    parts: SessionParts = stage.parts(stage.saying(), run)
+async def with_loop(rig: Rig, prompt: Prompt, run: TrainRun, *outputs: AgentLoopOutput) -> Any:
+    parts: SessionParts = rig.parts(rig.saying(), run)
     fields = {name: getattr(parts, name) for name in parts.__slots__}
     return await run_session(prompt, 0, SessionParts(**{**fields, "loop": Custom(*outputs)}))
 
 
-async def test_a_loop_without_trajectories_or_with_torn_columns_fails(stage: Stage, prompt: Prompt, new_run: NewRun) -> None:
-    assert "EmptySessionError (model)" in str((await with_loop(stage, prompt, new_run())).failure)
-    torn = await with_loop(stage, prompt, new_run(), output(response_mask=(1, 0)))
+async def test_a_loop_without_trajectories_or_with_torn_columns_fails(rig: Rig, prompt: Prompt, new_run: NewRun) -> None:
+    assert "EmptySessionError (model)" in str((await with_loop(rig, prompt, new_run())).failure)
+    torn = await with_loop(rig, prompt, new_run(), output(response_mask=(1, 0)))
     assert "FieldError (infra): columns of a trajectory differ in length" in str(torn.failure)
 
 
-async def test_a_loop_may_give_several_trajectories_and_its_own_reward(stage: Stage, prompt: Prompt, new_run: NewRun) -> None:
-    result = await with_loop(stage, prompt, new_run(), output(reward_score=0.5), output())
+async def test_a_loop_may_give_several_trajectories_and_its_own_reward(rig: Rig, prompt: Prompt, new_run: NewRun) -> None:
+    result = await with_loop(rig, prompt, new_run(), output(reward_score=0.5), output())
     assert [made.reward_score for made in result.outputs] == [0.5, 0.0]
-    assert len(stage.scorer.requests) == 1
+    assert len(rig.scorer.requests) == 1
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------------------

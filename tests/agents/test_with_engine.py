@@ -16,7 +16,7 @@ from asyncrl.rollout.torch_engine import TorchEngine
 from asyncrl.tools import load_tools
 from asyncrl.transfer_queue import TransferQueue
 
-Stage = Any  # the fixture's class lives in conftest, which is no module
+Rig = Any  # the fixture's class lives in conftest, which is no module
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +44,12 @@ def model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     ],
 )
 async def test_rows_of_a_babbling_model_keep_every_invariant(
-    agent: dict[str, object], model: LlamaForCausalLM, stage: Stage, queue: TransferQueue, new_run: Callable[..., TrainRun]
+    agent: dict[str, object], model: LlamaForCausalLM, rig: Rig, queue: TransferQueue, new_run: Callable[..., TrainRun]
 ) -> None:
     run = new_run(agent=agent, data={"max_response_length": 60}, rollout={"n": 6})
     async with (
-        TorchEngine(model, max_num_seqs=4, context_len=200, version=3, decode=stage.template.decode) as engine,
-        GroupRunner(queue, engine, stage.scorer, stage.template, load_tools(["calculator"]), run, stage.world) as runner,
+        TorchEngine(model, max_num_seqs=4, context_len=200, version=3, decode=rig.template.decode) as engine,
+        GroupRunner(queue, engine, rig.scorer, rig.template, load_tools(["calculator"]), run, rig.world) as runner,
     ):
         for uid in ("a1", "b2"):
             runner.start(Prompt(uid=uid, messages=[{"role": "user", "content": "1 + 2"}], data_source="test", global_steps=3))

@@ -1,3 +1,5 @@
+"""Rows to columns: tensors stacked, everything else one object a row."""
+
 import numpy as np
 import pytest
 import torch

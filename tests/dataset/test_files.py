@@ -1,3 +1,5 @@
+"""What the user may write for files, and what is said when nothing is found."""
+
 from pathlib import Path
 
 import pytest

@@ -1,3 +1,5 @@
+"""Templates of `data.mapping`: columns are put in, and nothing else happens."""
+
 from datetime import date
 from decimal import Decimal
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Message lists: what a chat template can render passes, the rest is named by place and position."""
+
 import pytest
 
 from asyncrl.dataset import check_messages

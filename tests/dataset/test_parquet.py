@@ -1,3 +1,5 @@
+"""Parquet: no invented keys, Python values, and damage in one line."""
+
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal

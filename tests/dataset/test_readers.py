@@ -1,3 +1,5 @@
+"""json and jsonl: strict, line by line, and errors that name the line."""
+
 import gc
 from collections.abc import Callable
 

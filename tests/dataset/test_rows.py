@@ -1,3 +1,5 @@
+"""RLHFDataset: every row has its fields, and one that cannot be used is named."""
+
 import subprocess
 import sys
 from collections.abc import Callable

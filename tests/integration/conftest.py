@@ -4,12 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from asyncrl.examples.calculator import demonstrations
-from asyncrl.examples.demonstrator import MECHANICS
-from asyncrl.examples.tiny_model import save_model, train_tokenizer
-from asyncrl.tools import load_tools
+from asyncrl.examples.tiny_model import save_model
 
 CONFIG = """
 [data]
@@ -39,10 +36,8 @@ tensorboard = false
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("small") / "model"
-    schemas = [tool.schema for tool in load_tools(["calculator"]).values()]
-    tokenizer = train_tokenizer(demonstrations(MECHANICS, 100, seed=1, name="mechanics"), schemas)
+def model_folder(tmp_path_factory: pytest.TempPathFactory, quickstart_tokenizer: PreTrainedTokenizerFast) -> Path:
+    folder, tokenizer = tmp_path_factory.mktemp("small") / "model", quickstart_tokenizer
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=16,
