@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LINKS = {"asyncrl/agents": "../agents", "asyncrl/replay": "../replay", "asyncrl/tools": "../tools"}
 PRODUCT = [path for room in ("asyncrl", "agents", "replay", "tools") for path in sorted((ROOT / room).rglob("*.py"))]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 CONTROLLER = [
     path for path in PRODUCT if path.parts[len(ROOT.parts)] in ("agents", "replay") or path.name in ("feed.py", "trainer.py")
 ]
@@ -106,6 +107,22 @@ def test_the_distribution_lists_every_package() -> None:
 def test_every_package_says_what_it_is() -> None:
     silent = [path for path in PRODUCT if not re.match(r'(#!.*\n)?"""\S', path.read_text(encoding="utf-8"))]
     assert [str(path.relative_to(ROOT)) for path in silent] == []
+
+
+def test_every_test_file_says_what_it_shows() -> None:
+    silent = [path for path in TESTS if not path.read_text(encoding="utf-8").startswith('"""')]
+    assert [str(path.relative_to(ROOT)) for path in silent] == []
+
+
+def test_files_and_functions_stay_small() -> None:
+    """400 lines a file, 60 a function: beyond it there is more than one subject inside."""
+    found: list[str] = []
+    for path in [*PRODUCT, *TESTS]:
+        source, name = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
+        functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        found += [f"{name}: {node.name}" for node in functions if (node.end_lineno or 0) - node.lineno >= 60]
+        found += [name] if source.count("\n") > 400 else []
+    assert found == []
 
 
 FORBIDDEN = {

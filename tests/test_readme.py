@@ -84,6 +84,13 @@ def test_every_file_of_the_map_exists() -> None:
         assert len(words.split()) <= 8, f"{places}: {words}"
 
 
+def test_the_map_has_every_room_and_module() -> None:
+    rows = "\n".join(re.findall(r"^\| (`.*?) \|", README, re.MULTILINE))
+    named = {name.strip("/").rpartition("/")[2] for name in re.findall(r"`([^`]+)`", rows)}
+    here = {path.name for path in (ROOT / "asyncrl").iterdir() if not path.name.startswith(("_", "py.typed"))}
+    assert here - named == set()
+
+
 def test_ci_runs_the_readmes_commands() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     assert {"test", "lint", "types", "train"} <= MAKE_IN_CI
