@@ -25,7 +25,8 @@ def is_fast(*tensors: torch.Tensor) -> bool:
 def linear(input_nI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
     """input @ weight.T + bias. Any leading dimensions. No gradient: `_Linear` in `training/linear.py` has it."""
     if is_fast(input_nI, weight_OI):
-        return _onednn(input_nI.contiguous(), weight_OI.contiguous(), bias_O)
+        # The operator reads a bias with gaps as if it had none.
+        return _onednn(input_nI.contiguous(), weight_OI.contiguous(), None if bias_O is None else bias_O.contiguous())
     return functional.linear(input_nI, weight_OI, bias_O)
 
 

@@ -6,6 +6,7 @@ Legend: N tokens, H hidden size, V vocabulary. `head_log_probs` is the fast one 
 from typing import Any, cast
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from asyncrl.algorithms.matmul import input_gradient, linear, weight_gradient
@@ -72,6 +73,7 @@ class _HeadLogProbs(torch.autograd.Function):
         return log_probs_N, entropy_N
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_N: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_NH, weight_VH, bias_V, labels_N = ctx.saved_tensors
         kept, ctx.kept = ctx.kept, None  # the numerators are overwritten below: one backward pass only

@@ -136,7 +136,9 @@ def filter_logits(scaled_BV: torch.Tensor, params: RowParams) -> torch.Tensor:
     width = min(size, FIRST_CANDIDATES)
     while True:
         best_BW = scaled_BV.topk(width, -1).values
-        num_kept_B1, is_settled_B1 = _count_kept(best_BW, k_B1, params.top_p_B1, log_total_B1)
+        num_kept_B1, reaches_B1 = _count_kept(best_BW, k_B1, params.top_p_B1, log_total_B1)
+        # The goal of top-p is a share of what top-k leaves: it is known when the k-th is among the candidates, or when k is off.
+        is_settled_B1 = (k_B1 <= width) | ((k_B1 == size) & reaches_B1)
         is_whole_B1 = (params.temperature_B1 == 0) | ((k_B1 == size) & (params.top_p_B1 >= 1))
         if width == size or bool((is_settled_B1 | is_whole_B1).all()):
             break
@@ -148,7 +150,10 @@ def filter_logits(scaled_BV: torch.Tensor, params: RowParams) -> torch.Tensor:
 def _count_kept(
     best_BW: torch.Tensor, k_B1: torch.Tensor, top_p_B1: torch.Tensor, log_total_B1: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many of the W likeliest tokens pass both filters, and whether the answer cannot grow with W."""
+    """How many of the W likeliest tokens pass both filters, and whether their mass reaches the goal of top-p.
+
+    Beyond the candidates k counts as off, so the answer is final only for k <= W and, where the goal is reached, for k off.
+    """
     width = best_BW.shape[-1]
     mass_BW = (best_BW - log_total_B1).double().exp()
     ends_BW = mass_BW.cumsum(-1)
@@ -158,4 +163,4 @@ def _count_kept(
     )
     goal_B1 = torch.where(top_p_B1 < 1, top_p_B1 * total_B1, torch.inf)
     keep_BW = (ends_BW - mass_BW < goal_B1) & (torch.arange(width) < k_B1)
-    return keep_BW.sum(-1, keepdim=True).clamp_min(1), has_k_B1 | (ends_BW[:, -1:] >= goal_B1)
+    return keep_BW.sum(-1, keepdim=True).clamp_min(1), ends_BW[:, -1:] >= goal_B1

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from asyncrl.algorithms.matmul import input_gradient, is_fast, linear, weight_gradient
 
@@ -33,6 +34,7 @@ class _Linear(torch.autograd.Function):
         return linear(input, weight_OI, bias_O)
 
     @staticmethod
+    @once_differentiable  # the products have no derivative of their own: torch would silently leave it out of a second one
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, weight_OI = ctx.saved_tensors
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad

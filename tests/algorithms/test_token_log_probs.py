@@ -52,6 +52,14 @@ def test_a_second_backward_pass_computes_again(head_case: str) -> None:
     assert torch.allclose(first[0], second[0])
 
 
+def test_a_second_derivative_is_refused_and_not_silently_wrong() -> None:
+    hidden, weight, _, labels = _inputs()
+    log_probs, _ = head_log_probs(hidden, weight, labels)
+    (gradient,) = torch.autograd.grad(log_probs.exp().sum(), hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.autograd.backward(gradient.square().sum())
+
+
 def test_float32_is_close_to_float64_and_extreme_logits_stay_finite() -> None:
     hidden, weight, _, labels = _inputs(torch.float32)
     log_probs, entropy = head_log_probs(hidden * 100, weight, labels)

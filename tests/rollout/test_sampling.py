@@ -76,9 +76,9 @@ def naive_keep(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
     return keep
 
 
-@pytest.mark.parametrize("top_k", [0, 1, 7, 600, 10_000])
-@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.95, 0.9999, 1.0])
-@pytest.mark.parametrize("scale", [0.01, 3.0])
+@pytest.mark.parametrize("top_k", [0, 1, 7, 257, 600, 2999, 10_000])
+@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.5, 0.8, 0.95, 0.9999, 1.0])
+@pytest.mark.parametrize("scale", [0.01, 0.5, 1.5, 3.0])
 def test_filters_agree_with_a_plain_sort(top_k: int, top_p: float, scale: float) -> None:
     logits = torch.randn(3, 3000) * scale
     kept = filter_logits(logits.clone(), params(3, top_k=top_k, top_p=top_p)).isfinite()

@@ -54,6 +54,20 @@ def test_expanded_and_transposed_operands_give_the_same() -> None:
     torch.testing.assert_close(weight_gradient(grad, left), grad.T @ left)
 
 
+def test_a_bias_with_gaps_is_added_as_it_is() -> None:
+    left, weight, bias = torch.randn(7, 6), torch.randn(9, 6), torch.randn(18)[::2]
+    torch.testing.assert_close(linear(left, weight, bias), left @ weight.T + bias)
+
+
+def test_a_second_derivative_is_refused_and_not_silently_wrong() -> None:
+    layer = nn.Sequential(nn.Linear(4, 4))
+    use_fast_linears(layer)
+    value = torch.randn(2, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(layer(value).tanh().sum(), value, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.autograd.backward(gradient.square().sum())
+
+
 def test_other_types_keep_torchs_own_products() -> None:
     half = nn.Linear(4, 4).bfloat16()
     use_fast_linears(half)
