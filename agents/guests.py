@@ -51,10 +51,9 @@ class Guests:
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if task in self._late:
-            self._late.discard(task)
-            if not task.cancelled():
-                task.exception()  # nobody waits for it any more; asyncio would log it as forgotten
+        self._late.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may be gone, and asyncio would log it as forgotten
 
     async def close(self) -> None:
         """Cancel all and wait a moment for them; who still holds on then is left behind."""

@@ -76,7 +76,8 @@ class GroupRunner:
         try:
             await self._owner.__aexit__(*cause)
         except BaseExceptionGroup as errors:
-            raise first_of(errors) from None
+            first = first_of(errors)
+            raise first from first.__cause__
         finally:
             await self._parts.guests.close()
             await self._stack.aclose()

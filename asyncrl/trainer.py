@@ -14,7 +14,8 @@ Who waits for whom:
   publish   consumes a snapshot; produces version + 1; waits for the decode step in flight
 
 Invariants: every admitted group is trained, dropped with a reason, or open; a step's keys are retired before its version is
-published; a step that fails gives its groups back to replay; a checkpoint stands at a step border, where no group is alive.
+published; a step that fails gives its groups back to replay; a checkpoint stands at a step border, where no group is alive; a run
+that fails between two steps leaves one too.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from asyncrl.config import TrainRun
 from asyncrl.feed import Feed
 from asyncrl.keys import StepLease
 from asyncrl.observe.sight import Sight
+from asyncrl.observe.trajectories import TrajectoryText
 from asyncrl.ports import Decode, RolloutEngine, StepContext, World
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.replay import Admission, ReplayBuffer
@@ -35,6 +37,7 @@ from asyncrl.stopping import Stop, StopRequested, until
 from asyncrl.training.actor import Actor
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.waiting import within
+from asyncrl.wording import first_of
 
 REDRAW_S = 0.2
 """A redraw of the bar costs a millisecond; five a second are enough for the eye."""
@@ -73,15 +76,20 @@ class Trainer:
     _is_updating: bool = field(default=False, init=False)
 
     async def fit(self) -> None:
-        """Train until the last step or a stop; leaves a checkpoint of the last border, also when a task of the run fails."""
+        """Train until the last step or a stop; leaves a checkpoint of the last border, also when a task of the run fails.
+
+        What failed is raised as itself, not in a group.
+        """
         self._saved = self.border
         try:
             await self._train()
-        except BaseExceptionGroup:
+        except ExceptionGroup as errors:
             if not self._is_updating:  # the weights are those of the border: what was learned is not lost with what failed
                 await self._save()
-                self.sight.say(f"the run failed; step {self.border.step} is what --resume goes on from")
-            raise
+            if self._saved.step:
+                self.sight.say(f"the run failed; step {self._saved.step} is what --resume goes on from")
+            first = first_of(errors)
+            raise first from first.__cause__
         await self._save()
 
     async def _train(self) -> None:
@@ -149,6 +157,7 @@ class Trainer:
             lease=StepLease(step=step),
             context=StepContext(step=step, version=step - 1, seed=self.world.seed("step", step)),
             check=self._checks_invariants(step),
+            timeout_s=self.run.trainer.stage_timeout_s,
         )
         await self.queue.open_lease(scope.lease, keys=batch.keys, partition_id=batch.partition_id)
         self._is_updating = True
@@ -156,7 +165,7 @@ class Trainer:
             for stage in self.stages:
                 with self.sight.timing(stage.name):
                     self.sight.add(await run_stage(stage, scope))
-            await self._log_trajectories(step, batch)
+            texts = await self._trajectory_texts(batch)
             await self.queue.retire(batch.keys, partition_id=batch.partition_id, step=step, lease=scope.lease)
         except BaseException:
             await self.replay.restore(step)
@@ -165,12 +174,14 @@ class Trainer:
             await self.queue.close_lease(scope.lease)
         self.border = Border(step=step, cursor=self.feed.cursor)
         self._is_updating = False
+        await self.sight.trajectories(step, texts)  # not in the step: a full disk must not make a trained one look failed
         return batch
 
     async def publish(self, version: int) -> None:
         """Give the engine a snapshot of the weights; that frees the places of the groups they were trained on."""
         with self.sight.timing("publish"):
-            snapshot = await self.world.offload(self.actor.snapshot, version, pool="model")
+            stage_s = self.run.trainer.stage_timeout_s
+            snapshot = await self.world.offload(self.actor.snapshot, version, pool="model", timeout_s=stage_s)
             limit_s = self.run.rollout.request_timeout_s
             late = f"the engine did not take version {version} within rollout.request_timeout_s = {limit_s:g} s"
             async with within(limit_s, lambda: late):
@@ -186,17 +197,19 @@ class Trainer:
         if self.evaluate is None:
             return
         async with until(self.stop):
-            await self.sight.evaluation(self.border.step, await self.evaluate())
+            numbers = await self.evaluate()
+        await self.sight.evaluation(self.border.step, numbers)
 
     def _checks_invariants(self, step: int) -> bool:
         level = self.run.trainer.invariants
         return level == "all" or (level == "sampled" and step % 10 == 1)
 
-    async def _log_trajectories(self, step: int, batch: KVBatchMeta) -> None:
+    async def _trajectory_texts(self, batch: KVBatchMeta) -> list[TrajectoryText]:
         chosen = batch.select(range(min(self.run.trainer.log_trajectories, len(batch))))
-        if len(chosen):
-            columns = await self.queue.kv_batch_get(chosen.keys, partition_id=chosen.partition_id, fields=TEXT_FIELDS)
-            await self.sight.trajectories(step, trajectory_texts(chosen.keys, columns, self.decode))
+        if not len(chosen):
+            return []
+        columns = await self.queue.kv_batch_get(chosen.keys, partition_id=chosen.partition_id, fields=TEXT_FIELDS)
+        return trajectory_texts(chosen.keys, columns, self.decode)
 
     def _counts(self, step: int) -> dict[str, float]:
         self.admission.check_conservation()

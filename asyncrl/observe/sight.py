@@ -61,7 +61,8 @@ class Sight:
 
     async def trajectories(self, step: int, texts: Sequence[TrajectoryText]) -> None:
         """Write sampled trajectories of a step as readable text."""
-        await self._world.offload(write_trajectories, self._folder.trajectories, step, texts)
+        if texts:
+            await self._world.offload(write_trajectories, self._folder.trajectories, step, texts)
 
     async def end_step(self, step: int, counts: Mapping[str, float], *, num_tokens: int) -> None:
         """Complete the step's numbers, show and log them. num_tokens: of the step's trajectories, prompts included."""

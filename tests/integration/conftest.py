@@ -1,10 +1,11 @@
 """A whole run with real parts, small enough for a test: the quick start's tokenizer, a random model of a few thousand weights."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from asyncrl.examples.tiny_model import save_model
 
@@ -36,13 +37,17 @@ tensorboard = false
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory, quickstart_tokenizer: PreTrainedTokenizerFast) -> Path:
+def model_folder(
+    make_lm: Callable[..., LlamaForCausalLM],
+    quickstart_tokenizer: PreTrainedTokenizerFast,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     folder, tokenizer = tmp_path_factory.mktemp("small") / "model", quickstart_tokenizer
-    config = LlamaConfig(
+    model = make_lm(
+        "llama",
         vocab_size=len(tokenizer),
         hidden_size=16,
         intermediate_size=32,
-        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=256,
@@ -50,7 +55,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, quickstart_tokenizer:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    save_model(LlamaForCausalLM(config), tokenizer, folder)  # type: ignore[no-untyped-call]
+    save_model(model, tokenizer, folder)
     return folder
 
 

@@ -98,7 +98,7 @@ async def test_resume_without_a_run_says_so(config: Path) -> None:
 async def test_resume_goes_past_a_run_that_left_no_checkpoint(config: Path, tmp_path: Path) -> None:
     first = await train(config, "trainer.total_training_steps=1")
     _reward_module(tmp_path, "raise ValueError('the grader is broken')")
-    with pytest.raises(BaseExceptionGroup):
+    with pytest.raises(TooManyFailuresError):
         await train(config, "reward.function=my_reward:score", "replay.max_failed_groups_in_a_row=1")
     assert {path.name for path in first.parent.iterdir()} == {"small", "small-2"}
     assert await train(config, "trainer.total_training_steps=2", resume=True) == first
@@ -132,9 +132,8 @@ async def test_a_failed_session_costs_its_group_and_the_run_goes_on(config: Path
 
 async def test_a_reward_that_always_fails_ends_the_run_with_its_reason(config: Path, tmp_path: Path) -> None:
     _reward_module(tmp_path, "raise ValueError('the grader is broken')")
-    with pytest.raises(BaseExceptionGroup) as caught:
+    with pytest.raises(TooManyFailuresError, match="the grader is broken"):
         await train(config, "reward.function=my_reward:score", "replay.max_failed_groups_in_a_row=3")
-    assert caught.group_contains(TooManyFailuresError, match="the grader is broken")
 
 
 async def test_a_run_that_fails_later_loses_nothing_it_has_learned(config: Path, tmp_path: Path) -> None:
@@ -149,11 +148,10 @@ async def test_a_run_that_fails_later_loses_nothing_it_has_learned(config: Path,
         return float(len(solution_str) % 2)
         """,
     )
-    with pytest.raises(BaseExceptionGroup) as caught:
+    with pytest.raises(TooManyFailuresError, match="the grader is broken"):
         await train(
             config, "reward.function=my_reward:score", "trainer.total_training_steps=9", "replay.max_failed_groups_in_a_row=2"
         )
-    assert caught.group_contains(TooManyFailuresError, match="the grader is broken")
     done = len(read_metrics(tmp_path / "runs/small/metrics.jsonl"))
     assert done >= 2
     assert [path.name for path in (tmp_path / "runs/small/checkpoints").iterdir()] == [f"global_step_{done}"]
@@ -172,9 +170,8 @@ async def test_a_step_that_fails_half_way_is_no_checkpoint(config: Path, monkeyp
         return numbers
 
     monkeypatch.setattr(Actor, "update", failing)
-    with pytest.raises(BaseExceptionGroup) as caught:
+    with pytest.raises(OSError, match="the machine is ill"):
         await train(config, "trainer.save_freq=2", "trainer.total_training_steps=4")
-    assert caught.group_contains(OSError, match="the machine is ill")
     checkpoints = config.parent / "runs/small/checkpoints"
     assert {path.name for path in checkpoints.iterdir()} == {"global_step_2"}, "step 3 had the weights of step 4"
     await train(config, resume=True)
