@@ -4,11 +4,9 @@ Everything that can be wrong with the user's input is checked before torch is im
 `error: ...` on stderr with exit code 2. A run that fails later ends with one such line and exit code 3.
 """
 
-import asyncio
 import json
 import logging
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
@@ -17,6 +15,7 @@ import typer
 from asyncrl import __version__
 from asyncrl.config import SFTRun, TrainRun, load_run, to_toml
 from asyncrl.errors import AsyncRLError, UserError
+from asyncrl.event_loop import run_loop
 from asyncrl.wording import first_of, named_message_of
 
 T = TypeVar("T")
@@ -77,7 +76,7 @@ def train(
         return
     from asyncrl.assembly import run_training
 
-    folder = _run_loop(run_training(run, inputs, resume=resume))
+    folder = run_loop(run_training(run, inputs, resume=resume))
     print(f"run folder: {folder}")
 
 
@@ -97,7 +96,7 @@ def sft(
         return
     from asyncrl.sft import run_sft
 
-    print(f"run folder: {_run_loop(run_sft(run))}")
+    print(f"run folder: {run_loop(run_sft(run))}")
 
 
 @app.command(name="eval")
@@ -123,7 +122,7 @@ def evaluate(
     run, rows = check_eval(checkpoint, file, config, overrides or [])
     from asyncrl.assembly import run_evaluation
 
-    print(json.dumps(_run_loop(run_evaluation(run, rows))))
+    print(json.dumps(run_loop(run_evaluation(run, rows))))
 
 
 @app.command()
@@ -174,15 +173,6 @@ def _fail(error: BaseException) -> NoReturn:
     text = str(error) if isinstance(error, AsyncRLError) else named_message_of(error)
     print(f"error: {' '.join(text.split())}", file=sys.stderr)
     sys.exit(2 if isinstance(error, UserError) else 3)
-
-
-def _run_loop(main: Coroutine[None, None, T]) -> T:
-    """Run on uvloop where it is installed, else on asyncio's own loop."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(main)
-    return uvloop.run(main)
 
 
 if __name__ == "__main__":
