@@ -71,9 +71,7 @@ class Actor:
             for chosen in mini_batches(group_ids, self._groups_a_mini_batch):
                 compare = batch.rollout if not reports else None
                 reports.append(self._update_mini_batch(batch, chosen, compare))
-        metrics = {name: sum(report[name] for report in reports) / len(reports) for name in reports[-1]}
-        drift = {name: value for name, value in reports[0].items() if name.startswith("training/")}
-        return {**metrics, **drift, "actor/skipped_updates": float(self._learner.skipped_updates)}
+        return {**_means(reports), "actor/skipped_updates": float(self._learner.skipped_updates)}
 
     def _update_mini_batch(self, batch: "_Batch", chosen: Sequence[int], rollout: list[torch.Tensor] | None) -> dict[str, float]:
         weights = self._weights(batch.rows, chosen)
@@ -229,6 +227,15 @@ class _Tally:
             return "loss not finite in " + ", ".join(f"{group_ids[row]} (row {row})" for row in sorted(self.broken))
         uids = dict.fromkeys(group_ids[row] for row in chosen)
         return f"every loss is finite, the backward pass overflowed in groups {', '.join(uids)}"
+
+
+def _means(reports: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Mean of each number over the mini-batches that have it: one without policy tokens has no loss."""
+    found: dict[str, list[float]] = {}
+    for report in reports:
+        for name, value in report.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def _broken_rows(loss_n: torch.Tensor, masks: list[torch.Tensor], rows: Sequence[int]) -> list[int]:

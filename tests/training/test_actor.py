@@ -191,6 +191,19 @@ def test_rows_without_policy_tokens_are_passed_over(make_model: MakeModel, make_
     assert torch.isfinite(log_probs.values()).all()
 
 
+@pytest.mark.parametrize("lengths", [[(3, 0), (3, 9)], [(3, 9), (3, 0)]])
+def test_a_mini_batch_without_policy_tokens_takes_no_metric_along(
+    make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns, lengths: list[tuple[int, int]]
+) -> None:
+    columns, folder = make_columns(lengths), make_model()
+    together = Actor(make_run(folder)).update(columns, ["a", "b"])
+    actor = Actor(make_run(folder, actor={"ppo_mini_batch_size": 1}))
+    metrics = actor.update(columns, ["a", "b"])
+    assert actor.updates == 2
+    assert {name for name in together if name.startswith("actor/")} <= metrics.keys()
+    assert metrics["actor/entropy"] == pytest.approx(together["actor/entropy"], rel=1e-5)
+
+
 def test_a_batch_without_any_policy_token_updates_nothing(
     make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns
 ) -> None:
