@@ -5,13 +5,15 @@ And the quick start's tokenizer, model folder and template, made once for all; i
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from collections.abc import Callable
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from asyncrl.agents.chat_template import ChatTemplate
 
@@ -27,6 +29,30 @@ def _seeded_torch() -> None:
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def make_lm() -> "Callable[..., PreTrainedModel]":
+    """make_lm("qwen2", "qwen3" or "llama", seed=0, **config): a random causal language model of two layers."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    kinds: dict[str, tuple[Any, Any]] = {
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "llama": (LlamaConfig, LlamaForCausalLM),
+    }
+    sizes = {"vocab_size": 101, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+
+    def make(kind: str, *, seed: int = 0, **config: object) -> "PreTrainedModel":
+        torch.manual_seed(seed)
+        config_of, model_of = kinds[kind]
+        model: PreTrainedModel = model_of(config_of(**{**sizes, **heads, **config}))
+        model.train(False)
+        return model
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.config import TrainRun
@@ -20,19 +20,8 @@ Rig = Any  # the fixture's class lives in conftest, which is no module
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    return LlamaForCausalLM(  # type: ignore[no-untyped-call]
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            max_position_embeddings=512,
-            pad_token_id=0,
-            eos_token_id=2,
-        )
-    )
+def model(make_lm: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    return make_lm("llama", vocab_size=len(tokenizer))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +33,7 @@ def model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     ],
 )
 async def test_rows_of_a_babbling_model_keep_every_invariant(
-    agent: dict[str, object], model: LlamaForCausalLM, rig: Rig, queue: TransferQueue, new_run: Callable[..., TrainRun]
+    agent: dict[str, object], model: PreTrainedModel, rig: Rig, queue: TransferQueue, new_run: Callable[..., TrainRun]
 ) -> None:
     run = new_run(agent=agent, data={"max_response_length": 60}, rollout={"n": 6})
     async with (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tensordict import TensorDict
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from asyncrl.config import TrainRun, parse_run
 from asyncrl.ports import GenerateRequest, Generation, SamplingParams
@@ -17,33 +17,14 @@ from asyncrl.training.actor import Actor
 from asyncrl.training.model import load_model
 
 VOCAB = 101
-KINDS = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "llama": (LlamaConfig, LlamaForCausalLM),
-}
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> Callable[[str, bool, float], TrainRun]:
+def make_run(make_lm: Callable[..., PreTrainedModel], tmp_path: Path) -> Callable[[str, bool, float], TrainRun]:
     """make(kind, tied, temperature) -> a run on a random model with peaked distributions."""
 
     def make(kind: str, tied: bool, temperature: float) -> TrainRun:
-        config, lm = KINDS[kind]
-        model = lm(
-            config(
-                vocab_size=VOCAB,
-                hidden_size=32,
-                intermediate_size=48,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=8,
-                max_position_embeddings=128,
-                initializer_range=0.3,
-                tie_word_embeddings=tied,
-            )
-        )  # type: ignore[no-untyped-call]
+        model = make_lm(kind, vocab_size=VOCAB, initializer_range=0.3, tie_word_embeddings=tied)
         model.save_pretrained(tmp_path / "model")
         return parse_run(
             TrainRun,

@@ -6,25 +6,20 @@ An engine joins the suite by a kit of its own in `KITS`.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
 
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from asyncrl.ports import Decode, GenerateRequest, Generation, RolloutEngine, SamplingParams, WeightSnapshot
 from asyncrl.rollout.torch_engine import TorchEngine
 
 VOCAB = 150
+# Weights so large that a version leaves its mark on every log-prob.
+SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 96, "head_dim": 12, "initializer_range": 0.15}
+MakeLM = Callable[..., PreTrainedModel]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,34 +27,6 @@ class Snapshot:
     """Weights by name."""
 
     tensors: Mapping[str, torch.Tensor]
-
-
-def build_model(kind: str, seed: int, **overrides: object) -> PreTrainedModel:
-    """A random model of two layers, with weights so large that a version leaves its mark on every log-prob."""
-    torch.manual_seed(seed)
-    sizes: dict[str, object] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "initializer_range": 0.15,
-    }
-    sizes |= overrides
-    model: PreTrainedModel
-    match kind:
-        case "qwen2":
-            model = Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=True))  # type: ignore[no-untyped-call, arg-type]
-        case "qwen3":
-            model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=16))  # type: ignore[no-untyped-call, arg-type]
-        case "llama":
-            model = LlamaForCausalLM(LlamaConfig(**sizes))  # type: ignore[no-untyped-call, arg-type]
-        case _:
-            raise AssertionError(kind)
-    model.train(False)
-    return model
 
 
 def spell(ids: list[int]) -> str:
@@ -94,16 +61,16 @@ class TorchKit:
 
     vocab_size = VOCAB
 
-    def __init__(self, kind: str, *, deterministic: bool = False) -> None:
-        self._kind = kind
+    def __init__(self, build: MakeLM, *, deterministic: bool = False) -> None:
+        self._build = build
         self._deterministic = deterministic
-        self._model = cache(lambda version: build_model(kind, seed=100 + version))
+        self._model = cache(lambda version: build(100 + version))
 
     def make(
         self, *, max_num_seqs: int = 8, context_len: int = 128, version: int = 0, decode: Decode | None = spell
     ) -> RolloutEngine:
         return TorchEngine(
-            build_model(self._kind, seed=100),
+            self._build(100),
             max_num_seqs=max_num_seqs,
             context_len=context_len,
             deterministic=self._deterministic,
@@ -127,18 +94,18 @@ class TorchKit:
         engine._commands.put(die)
 
 
-KITS: dict[str, Callable[[], EngineKit]] = {
-    "torch-qwen2": lambda: TorchKit("qwen2"),
-    "torch-qwen3": lambda: TorchKit("qwen3"),
-    "torch-llama": lambda: TorchKit("llama"),
-    "torch-deterministic": lambda: TorchKit("qwen2", deterministic=True),
+KITS: dict[str, Callable[[MakeLM], EngineKit]] = {
+    "torch-qwen2": lambda tiny_model: TorchKit(partial(tiny_model, "qwen2")),
+    "torch-qwen3": lambda tiny_model: TorchKit(partial(tiny_model, "qwen3")),
+    "torch-llama": lambda tiny_model: TorchKit(partial(tiny_model, "llama")),
+    "torch-deterministic": lambda tiny_model: TorchKit(partial(tiny_model, "qwen2"), deterministic=True),
 }
 
 
 @pytest.fixture(params=KITS)
-def kit(request: pytest.FixtureRequest) -> EngineKit:
+def kit(request: pytest.FixtureRequest, tiny_model: MakeLM) -> EngineKit:
     """Each engine in turn."""
-    return KITS[request.param]()
+    return KITS[request.param](tiny_model)
 
 
 def make_request(
@@ -150,7 +117,6 @@ def make_request(
 
 
 RequestMaker = Callable[..., GenerateRequest]
-ModelMaker = Callable[..., PreTrainedModel]
 
 
 @pytest.fixture
@@ -159,8 +125,10 @@ def request_of() -> RequestMaker:
 
 
 @pytest.fixture
-def tiny_model() -> ModelMaker:
-    return build_model
+def tiny_model(make_lm: MakeLM) -> MakeLM:
+    """tiny_model(kind, seed, **config): Qwen2 with tied weights, Qwen3 with wider heads, Llama."""
+    special: dict[str, dict[str, object]] = {"qwen2": {"tie_word_embeddings": True}, "qwen3": {"head_dim": 16}, "llama": {}}
+    return lambda kind, seed, **config: make_lm(kind, seed=seed, **{**SIZES, **special[kind], **config})
 
 
 @pytest.fixture

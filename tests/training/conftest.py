@@ -6,18 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from tensordict import TensorDict
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from asyncrl.config import TrainRun, parse_run
 from asyncrl.ports import Json
 from asyncrl.protocol.ragged import ragged
 
 VOCAB = 37
-KINDS = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "llama": (LlamaConfig, LlamaForCausalLM),
-}
+SIZES = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 MakeModel = Callable[..., Path]
 MakeRun = Callable[..., TrainRun]
@@ -25,15 +21,11 @@ MakeColumns = Callable[..., TensorDict]
 
 
 @pytest.fixture
-def make_model(tmp_path: Path) -> MakeModel:
+def make_model(make_lm: Callable[..., PreTrainedModel], tmp_path: Path) -> MakeModel:
     """make(kind="qwen2", tied=True, seed=0, **config) -> folder of a random two-layer model with a stand-in tokenizer file."""
 
     def make(kind: str = "qwen2", *, tied: bool = True, seed: int = 0, **config: Json) -> Path:
-        torch.manual_seed(seed)
-        make_config, make_lm = KINDS[kind]
-        sizes = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
-        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128, "initializer_range": 0.3}
-        model = make_lm(make_config(**{**sizes, **heads, "tie_word_embeddings": tied, **config}))  # type: ignore[no-untyped-call]
+        model = make_lm(kind, seed=seed, **{**SIZES, "initializer_range": 0.3, "tie_word_embeddings": tied, **config})
         folder = tmp_path / f"{kind}-{'tied' if tied else 'untied'}-{seed}"
         model.save_pretrained(folder)
         (folder / "tokenizer.json").write_text("{}")
