@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from asyncrl.agents.loop import AgentLoopOutput
 from asyncrl.agents.session import SessionParts, SessionResult, run_session
-from asyncrl.config import EvalConfig
+from asyncrl.config import EvalConfig, TrainRun
 from asyncrl.dataset import RLHFDataset, to_prompt
 from asyncrl.errors import EvaluationError
 from asyncrl.ports import Prompt, SamplingParams
 
+SESSIONS_A_SLOT = 4
+"""A session that waits for a tool leaves its slot to others."""
 SUCCESS_SCORE = 1.0
 """A trajectory succeeds when its score is at least this, the full mark of the built-in rules."""
 
@@ -45,16 +47,28 @@ def eval_prompts(rows: RLHFDataset) -> list[Prompt]:
 async def evaluate(prompts: Sequence[Prompt], mode: Mode, parts: SessionParts) -> dict[str, float]:
     """Run `mode.n` sessions a prompt and return `eval/<mode>/*`: success, score, tool_share, num_turns, response_length, failed.
 
-    tool_share: trajectories that called a tool. Each session has the deadline of the configuration.
+    tool_share: trajectories that called a tool. Each session has the deadline of the configuration, from when it gets its turn.
     Raises EvaluationError when every session failed, with the first reason.
     """
+    places = asyncio.Semaphore(_sessions_at_once(parts.run))
+
+    async def run_in_turn(prompt: Prompt, number: int) -> SessionResult:
+        async with places:  # bounded: each holder has a deadline
+            return await run_session(prompt, number, parts)
+
     async with asyncio.TaskGroup() as sessions:
-        tasks = [sessions.create_task(run_session(prompt, number, parts)) for prompt in prompts for number in range(mode.n)]
+        tasks = [sessions.create_task(run_in_turn(prompt, number)) for prompt in prompts for number in range(mode.n)]
     results = [task.result() for task in tasks]
     outputs = [output for result in results for output in result.outputs]
     if not outputs:
         raise EvaluationError(f"all {len(results)} sessions of the {mode.name} evaluation failed; the first: {results[0].failure}")
     return {f"eval/{mode.name}/{name}": value for name, value in _numbers(outputs, results).items()}
+
+
+def _sessions_at_once(run: TrainRun) -> int:
+    """Enough to fill the engine's slots while tools run; few enough that none spends its deadline waiting for a slot, which would
+    leave the long answers out of the means."""
+    return run.agent.max_concurrent_sessions or SESSIONS_A_SLOT * run.rollout.max_num_seqs
 
 
 def _numbers(outputs: Sequence[AgentLoopOutput], results: Sequence[SessionResult]) -> dict[str, float]:
