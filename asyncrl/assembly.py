@@ -39,7 +39,7 @@ from asyncrl.stopping import Stop, on_signals
 from asyncrl.tools import Tool, load_tools
 from asyncrl.trainer import Border, Trainer
 from asyncrl.training.actor import Actor, Reference
-from asyncrl.training.checkpoint import Checkpoint, newest_valid, save_checkpoint
+from asyncrl.training.checkpoint import Checkpoint, forget_newer, newest_valid, save_checkpoint
 from asyncrl.training.export import export_model
 from asyncrl.training.model import load_model
 from asyncrl.transfer_queue import TransferQueue
@@ -179,6 +179,7 @@ def _open_actor(run: TrainRun, total_updates: int, checkpoint: Checkpoint | None
     actor = Actor(run, total_updates=total_updates)
     if checkpoint is not None:
         actor.load(checkpoint.load())
+        forget_newer(checkpoint)
     return actor
 
 

@@ -8,6 +8,7 @@ AsyncRLError
 │   ├── ToolSpecError                 a tool that does not exist or cannot be described
 │   ├── RewardSpecError               a reward function that does not import or cannot be called
 │   └── CheckpointError               a checkpoint that is missing, damaged or of another run
+│       └── CheckpointFormatError     a checkpoint that another version of asyncrl wrote
 ├── StoreError                        the TransferQueue refused; nothing was changed
 │   ├── StaleLeaseError               a write without an open lease
 │   │   └── LeaseScopeError           an open lease that does not cover this key or column
@@ -69,6 +70,10 @@ class RewardSpecError(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint is missing, damaged or belongs to another run."""
+
+
+class CheckpointFormatError(CheckpointError):
+    """A checkpoint is whole, but another version of asyncrl wrote it: going on from an older one would not be what is meant."""
 
 
 class StoreError(AsyncRLError):

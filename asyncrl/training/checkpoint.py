@@ -17,6 +17,7 @@ Not covered: a disk that lies about fsync; a checkpoint changed on purpose (the 
 """
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from asyncrl.config import ModelConfig
-from asyncrl.errors import CheckpointError
+from asyncrl.errors import CheckpointError, CheckpointFormatError
 from asyncrl.ports import Json
 from asyncrl.training.disk import Disk
 from asyncrl.training.export import export_model
@@ -125,13 +126,25 @@ def _prune(folder: Path, keep: int, disk: Disk) -> None:
 
 
 def newest_valid(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest whole checkpoint, or None. Each damaged one on the way is skipped and `say` gets one line about it."""
+    """The newest whole checkpoint, or None. Each damaged one on the way is skipped and `say` gets one line about it.
+
+    Raises CheckpointFormatError for one that another version wrote.
+    """
     for path in _candidates(folder):
         try:
             return open_checkpoint(path)
+        except CheckpointFormatError:
+            raise
         except CheckpointError as error:
             say(f"skipping checkpoint {error}")
     return None
+
+
+def forget_newer(checkpoint: Checkpoint) -> None:
+    """A run goes on from here: what was skipped loses its DONE, else it would be kept, and a whole one removed in its place."""
+    newer = itertools.takewhile(lambda path: path != checkpoint.path, _candidates(checkpoint.path.parent))
+    for path in newer:
+        (path / "DONE").unlink(missing_ok=True)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -164,7 +177,7 @@ def _read_manifest(path: Path) -> dict[str, Json]:
         raise CheckpointError(f"{path}: manifest.json is damaged (DONE names another checksum)")
     manifest: dict[str, Json] = json.loads(content)
     if manifest["format"] != FORMAT:
-        raise CheckpointError(f"{path}: has format {manifest['format']}; this version reads format {FORMAT}")
+        raise CheckpointFormatError(f"{path}: has format {manifest['format']}; this version reads format {FORMAT}")
     return manifest
 
 

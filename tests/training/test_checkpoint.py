@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from asyncrl.config import ModelConfig, TrainRun
 from asyncrl.errors import CheckpointError
 from asyncrl.training.actor import Actor
-from asyncrl.training.checkpoint import newest_valid, open_checkpoint, save_checkpoint
+from asyncrl.training.checkpoint import forget_newer, newest_valid, open_checkpoint, save_checkpoint
 from asyncrl.training.disk import Disk
 from asyncrl.training.learner import LearnerState
 
@@ -191,6 +191,27 @@ def test_a_checkpoint_of_a_later_format_is_refused(save: Callable[..., Path]) ->
     (path / "DONE").write_text(checkpoint._checksum(text.encode()))
     with pytest.raises(CheckpointError, match="has format 99"):
         open_checkpoint(path)
+    save(0)
+    with pytest.raises(CheckpointError, match="has format 99"):  # going on from step 0 is not what its owner means
+        newest_valid(path.parent, print)
+    assert (path / "DONE").is_file()
+
+
+def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path: Path, save: Callable[..., Path]) -> None:
+    save(1)
+    weights = save(2) / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    found = newest_valid(tmp_path / "checkpoints", print)
+    assert found is not None
+    assert found.step == 1
+    forget_newer(found)
+    save(3)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["global_step_1", "global_step_3"]
+    (tmp_path / "checkpoints/global_step_3/DONE").unlink()
+    assert _newest(tmp_path)[0] == 1
 
 
 @pytest.mark.parametrize("tied", [True, False])
