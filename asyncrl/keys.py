@@ -65,9 +65,11 @@ class SessionLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLease:
-    """The right of one training step to add columns to the trajectories it sampled."""
+    """The right of one training step to add columns to the trajectories it sampled. A step that is done again after it failed has a
+    higher `attempt`, so that a stage of the failed one can write no more."""
 
     step: int
+    attempt: int = 0
     incarnation: int = 0
 
 

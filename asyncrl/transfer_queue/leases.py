@@ -6,7 +6,8 @@ A session's lease is opened under its group's, and ends with it. Only what is op
 lease of each of its sessions, so the memory ends with the group. Invariants:
 1. At most one lease is open a group, a session and a step.
 2. (incarnation, attempt) of a session never falls, and a settled session is only reopened by a higher one.
-3. A group that was cleared or retired has no lease, and no session of it can open one: a late write finds no door (no tombstones).
+3. A step that was revived is only opened by a higher attempt or incarnation: a stage of the failed one finds its lease closed.
+4. A group that was cleared or retired has no lease, and no session of it can open one: a late write finds no door (no tombstones).
 """
 
 from collections.abc import Collection, Iterable
@@ -43,6 +44,7 @@ class Leases:
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
         self._steps: dict[int, _Step] = {}
+        self._revived: dict[int, StepLease] = {}  # the last lease of a step that failed, until the step has ended
 
     def __len__(self) -> int:
         open_sessions = sum(session.is_open for group in self._groups.values() for session in group.sessions.values())
@@ -76,10 +78,12 @@ class Leases:
         group.sessions[lease.session_id] = _Session(lease=lease)
 
     def open_step(self, lease: StepLease, *, keys: Collection[str] | None, partition_id: str | None) -> None:
-        """Raises StaleLeaseError while an equal or higher lease of the step is open."""
-        held = self._steps.get(lease.step)
-        if held is not None and lease.incarnation <= held.lease.incarnation:
+        """Raises StaleLeaseError while an equal or higher lease of the step is open, or was when the step was revived."""
+        held, revived = self._steps.get(lease.step), self._revived.get(lease.step)
+        if held is not None and _rank(lease) <= _rank(held.lease):
             raise StaleLeaseError(f"{lease} cannot be opened: {held.lease} is open; close it, or revive the step")
+        if revived is not None and _rank(lease) <= _rank(revived):
+            raise StaleLeaseError(f"{lease} cannot be opened: {revived} failed and was revived; another try is a higher attempt")
         bound = None if keys is None else frozenset(keys)
         self._steps[lease.step] = _Step(lease=lease, keys=bound, partition_id=partition_id)
 
@@ -93,6 +97,7 @@ class Leases:
             self._groups[lease.uid].sessions[lease.session_id].is_open = False
         else:
             del self._steps[lease.step]
+            self._revived.pop(lease.step, None)
 
     def close_owners(self, owners: Iterable[tuple[str, int | None]]) -> None:
         """Rows of these are gone: a prompt's group has no lease any more, and a session only a later one."""
@@ -110,12 +115,16 @@ class Leases:
         if numbers and numbers[0].isdecimal():
             self.close_owners([(uid, int(numbers[0]))])
 
-    def close_step(self, step: int) -> None:
-        self._steps.pop(step, None)
+    def revive_step(self, step: int) -> None:
+        """The step failed: its lease is closed, and only a higher attempt opens again."""
+        failed = self._steps.pop(step, None)
+        if failed is not None:
+            self._revived[step] = failed.lease
 
     def close_all(self) -> None:
         self._groups.clear()
         self._steps.clear()
+        self._revived.clear()
 
     # --- check
 
@@ -152,6 +161,10 @@ class Leases:
         if step.keys is None:
             return None
         return next((key for key in keys if key not in step.keys), None)
+
+
+def _rank(lease: StepLease) -> tuple[int, int]:
+    return lease.incarnation, lease.attempt
 
 
 def _is_later(lease: SessionLease, than: SessionLease) -> bool:

@@ -252,7 +252,7 @@ class TransferQueue:
         partition = self._partition(partition_id)
         for key in wanted:
             partition.row(key)
-        self._leases.close_step(step)
+        self._leases.revive_step(step)
         partition.remove_step_columns(wanted)
 
     def _remove(self, partition: Partition, keys: Collection[str]) -> None:

@@ -135,14 +135,14 @@ class Rooms:
             except TimeoutError:
                 self.chaos.deeds["sample cut short"] += 1
 
-    async def train(self, step: int) -> None:
+    async def train(self, step: int, attempt: int = 0) -> None:
         """One step; it fails now and then, before or after its columns are written."""
         batch = await self.sample(step)
         assert len(batch) >= BATCH * SESSIONS
         assert [uid for uid, before in zip(batch.uids, (None, *batch.uids), strict=False) if uid != before] == sorted(
             set(batch.uids), key=lambda uid: int(uid[1:])
         )
-        lease = StepLease(step=step)
+        lease = StepLease(step=step, attempt=attempt)
         await self.queue.open_lease(lease, keys=batch.keys, partition_id="train")
         try:
             if self.chaos.rng.random() < 0.1:
@@ -157,7 +157,7 @@ class Rooms:
         except ZeroDivisionError:
             self.chaos.deeds["step failed"] += 1
             await self.replay.restore(step)
-            await self.train(step)
+            await self.train(step, attempt + 1)
         finally:
             await self.queue.close_lease(lease)
 

@@ -59,9 +59,9 @@ class Rig:
         await self.status(uid, status, **tag)
         await self.queue.close_lease(GroupLease(uid=uid))
 
-    async def train(self, step: int, batch: KVBatchMeta) -> None:
+    async def train(self, step: int, batch: KVBatchMeta, *, attempt: int = 0) -> None:
         """Stage writes and retirement of a step."""
-        lease = StepLease(step=step)
+        lease = StepLease(step=step, attempt=attempt)
         await self.queue.open_lease(lease)
         columns = {"advantages": [[0.5] * 5] * len(batch)}
         await self.queue.kv_batch_put(batch.keys, partition_id="train", lease=lease, fields=columns)

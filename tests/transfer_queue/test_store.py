@@ -197,6 +197,7 @@ async def test_no_verb_suspends(queue: TransferQueue) -> None:
     assert at_once(queue.kv_list("train"))["train"]
     at_once(queue.revive(["a_0_0"], partition_id="train", step=1))
     at_once(queue.kv_clear(["a_0_0"], partition_id="train"))
+    step = StepLease(step=1, attempt=1)
     at_once(queue.open_lease(step))
     at_once(queue.retire(["a_0_1"], partition_id="train", step=1, lease=step))
     at_once(queue.close_lease(step))
@@ -291,7 +292,12 @@ async def test_revive_takes_back_what_the_step_wrote_and_nothing_else(queue: Tra
         await queue.kv_batch_get(keys, partition_id="train", fields=["advantages"])
     with pytest.raises(StaleLeaseError):
         await queue.kv_put(keys[0], partition_id="train", lease=step, fields={"advantages": []})
-    await queue.open_lease(step)
+    with pytest.raises(StaleLeaseError, match="failed and was revived; another try is a higher attempt"):
+        await queue.open_lease(step)
+    again = StepLease(step=1, attempt=1)
+    await queue.open_lease(again)
+    with pytest.raises(StaleLeaseError):  # a stage of the failed attempt that is still under way
+        await queue.kv_put(keys[0], partition_id="train", lease=step, fields={"advantages": []})
     with pytest.raises(UnknownKeyError, match="'a_0_9'"):
         await queue.revive(["a_0_9"], partition_id="train", step=1)
 

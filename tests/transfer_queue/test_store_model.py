@@ -1,5 +1,6 @@
 """Random interleavings of every verb against a plain dict: the store never differs in what it shows, accepts or refuses."""
 
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,7 @@ class StoreModel(RuleBasedStateMachine):
         self.rows: dict[str, ModelRow] = {}
         self.open: set[Lease] = set()
         self.latest: dict[tuple[str, int], SessionLease] = {}  # of the sessions under an open group
+        self.attempts: Counter[int] = Counter()  # failed ones of each step
         self.watches: list[tuple[Watch, dict[str, dict[str, int]]]] = []
         self.counter = 0
 
@@ -98,9 +100,12 @@ class StoreModel(RuleBasedStateMachine):
         for key in [key for key, row in self.rows.items() if row in mine and row.attempt < attempt]:
             del self.rows[key]
 
+    def step_lease(self, step: int) -> StepLease:
+        return StepLease(step=step, attempt=self.attempts[step])
+
     @rule(step=SMALL)
     def open_step(self, step: int) -> None:
-        lease = StepLease(step=step)
+        lease = self.step_lease(step)
         if lease in self.open:
             with pytest.raises(StaleLeaseError):
                 self.do(self.queue.open_lease(lease))
@@ -163,7 +168,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule(data=st.data(), step=SMALL)
     def put_columns(self, data: st.DataObject, step: int) -> None:
-        keys, lease = self.draw_keys(data), StepLease(step=step)
+        keys, lease = self.draw_keys(data), self.step_lease(step)
         values = [self.value(2) for _ in keys]
         put = self.queue.kv_batch_put(keys, partition_id=PART, lease=lease, fields={"advantages": values})
         if lease not in self.open:
@@ -220,7 +225,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule(data=st.data(), step=SMALL)
     def retire(self, data: st.DataObject, step: int) -> None:
-        keys, lease = self.draw_keys(data), StepLease(step=step)
+        keys, lease = self.draw_keys(data), self.step_lease(step)
         retire = self.queue.retire(keys, partition_id=PART, step=step, lease=lease)
         if lease not in self.open:
             with pytest.raises(StaleLeaseError):
@@ -243,7 +248,9 @@ class StoreModel(RuleBasedStateMachine):
                 self.do(revive)
             return
         self.do(revive)
-        self.open.discard(StepLease(step=step))
+        if self.step_lease(step) in self.open:
+            self.open.remove(self.step_lease(step))
+            self.attempts[step] += 1
         for key in keys:
             self.rows[key].columns.pop("advantages", None)
 
