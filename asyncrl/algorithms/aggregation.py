@@ -41,8 +41,3 @@ def token_weights(
     else:
         raise ValueError(f"loss aggregation {mode!r} is not one of {', '.join(get_args(AggregationMode))}")
     return weights_BR.float()
-
-
-def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean over the True entries of `mask` (same shape), 0 when there is none. A NaN outside the mask has no effect."""
-    return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)

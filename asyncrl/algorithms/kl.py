@@ -4,9 +4,10 @@ from typing import Literal, get_args
 
 import torch
 
+from asyncrl.algorithms.losses import LOG_RATIO_BOUND
+
 KLEstimator = Literal["kl", "k2", "low_var_kl"]
 
-_LOG_RATIO_BOUND = 20.0
 _LOW_VAR_BOUND = 10.0
 """verl's bound on one token's k3: a single token cannot own the penalty."""
 
@@ -28,6 +29,6 @@ def kl_penalty(log_prob: torch.Tensor, ref_log_prob: torch.Tensor, estimator: KL
     if estimator == "k2":
         return 0.5 * difference.square()
     if estimator == "low_var_kl":
-        x = (-difference).clamp(-_LOG_RATIO_BOUND, _LOG_RATIO_BOUND)
+        x = (-difference).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         return (x.exp() - 1 - x).clamp(-_LOW_VAR_BOUND, _LOW_VAR_BOUND)
     raise ValueError(f"KL estimator {estimator!r} is not one of {', '.join(get_args(KLEstimator))}")

@@ -28,6 +28,7 @@ from asyncrl.world import derive_seed
 TRAIN_ROWS = 2048
 """More than 80 steps of 16 prompts take."""
 VAL_ROWS = 256
+"""A success rate over so many problems has a standard error of 3 % at most."""
 MECHANICS_ROWS, STYLE_ROWS = 16_000, 6_000
 """The warm start passes over each about three times."""
 TOKENIZER_ROWS = 500

@@ -68,7 +68,7 @@ async def test_the_dataset_rows_arguments_reach_the_tool_and_stay_hidden(runner_
 
 
 async def test_what_does_not_fit_is_answered(runner_of: RunnerOf) -> None:
-    async with ToolRunner(load_tools(["calculator"]), runner_of()._config, runner_of()._world) as runner:
+    async with runner_of(load_tools(["calculator"])["calculator"]) as runner:
         unknown = await ask(runner, "calculater", expression="1 + 1")
         mistyped = await ask(runner, "calculator", expression=3)
         missing = await ask(runner, "calculator")

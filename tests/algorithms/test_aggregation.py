@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.algorithms.aggregation import AggregationMode, masked_mean, token_weights
+from asyncrl.algorithms.aggregation import AggregationMode, token_weights
 
 MODES: tuple[AggregationMode, ...] = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
@@ -40,8 +40,3 @@ def test_any_split_into_parts_adds_up_to_the_whole(rows: list[list[bool]], data:
 def test_a_mask_of_nothing_weighs_nothing() -> None:
     for mode in MODES:
         assert token_weights(torch.zeros(2, 3, dtype=torch.bool), mode).tolist() == [[0.0] * 3] * 2
-
-
-def test_masked_mean_ignores_a_nan_outside_the_mask() -> None:
-    assert float(masked_mean(torch.tensor([1.0, float("nan"), 3.0]), torch.tensor([True, False, True]))) == 2.0
-    assert float(masked_mean(torch.tensor([1.0]), torch.tensor([False]))) == 0.0

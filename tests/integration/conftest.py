@@ -1,13 +1,22 @@
 """A whole run with real parts, small enough for a test: the quick start's tokenizer, a random model of a few thousand weights."""
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from asyncrl.assembly import Rollout, open_rollout, open_trainer
+from asyncrl.config import TrainRun, load_run
 from asyncrl.examples.tiny_model import save_model
+from asyncrl.observe.run_folder import create_run_folder
+from asyncrl.preflight import check_train
+from asyncrl.stopping import Stop
+from asyncrl.trainer import Trainer
+from asyncrl.world import RealWorld
 
 CONFIG = """
 [data]
@@ -93,3 +102,44 @@ def config(tmp_path: Path, model_folder: Path, rows: Path, monkeypatch: pytest.M
     )
     path.write_text(text + files, encoding="utf-8")
     return path
+
+
+NUM_STEPS = 6
+"""Six steps of two groups use all twelve rows."""
+
+
+@asynccontextmanager
+async def _opened(
+    config: Path, *overrides: str, equip: Callable[[Rollout], Rollout] = lambda rollout: rollout
+) -> AsyncIterator[Trainer]:
+    """A trainer on a rollout that a test may change; on leaving nothing of it may be left."""
+    before = asyncio.all_tasks()
+    run = load_run(TrainRun, config, [f"trainer.total_training_steps={NUM_STEPS}", *overrides])
+    inputs = await asyncio.to_thread(check_train, run)
+    async with RealWorld(run_seed=run.trainer.seed) as world, open_rollout(run, world) as rollout:
+        folder = await world.offload(create_run_folder, run.trainer.default_local_dir, run.trainer.experiment_name)
+        async with open_trainer(run, inputs, folder, None, equip(rollout), world, Stop()) as trainer:
+            yield trainer
+    assert asyncio.all_tasks() == before
+    assert trainer.queue.stats()["open_leases"] == 0
+    trainer.admission.check_conservation()
+
+
+@pytest.fixture
+def opened() -> Callable[..., AbstractAsyncContextManager[Trainer]]:
+    """opened(config, *overrides, equip=...): see _opened."""
+    return _opened
+
+
+def _check_whole_run(trainer: Trainer, *, num_failed: int) -> None:
+    """Every step was trained on whole groups; every failed group was dropped and counted; the store is empty."""
+    counts = trainer.admission.counters()
+    assert (trainer.border.step, counts["trained"], counts["open"]) == (NUM_STEPS, 2 * NUM_STEPS, 0)
+    assert counts.get("dropped/failure", 0) == counts["dropped"] == trainer.replay.counts()["failure"] == num_failed
+    assert (trainer.queue.stats()["keys"], trainer.queue.stats()["bytes"]) == (0, 0)
+
+
+@pytest.fixture
+def check_whole_run() -> Callable[..., None]:
+    """check_whole_run(trainer, num_failed=...): see _check_whole_run."""
+    return _check_whole_run
