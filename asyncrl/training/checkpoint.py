@@ -35,9 +35,11 @@ from asyncrl.training.export import export_model
 from asyncrl.training.learner import LearnerState
 
 FORMAT = 1
+"""Rises when an older version could not read what this one writes; a manifest of another format is refused."""
 _NAME = re.compile(r"global_step_(\d+)(\.old)?")
 _TMP = ".tmp-"
 _BLOCK_BYTES = 1 << 20
+"""Read at once while a file is hashed: large beside the cost of a call, small beside a weights file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
