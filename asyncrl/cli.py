@@ -102,7 +102,8 @@ def sft(
 @app.command(name="eval")
 def evaluate(
     checkpoint: Annotated[
-        Path, typer.Argument(help="A checkpoint of a run, or a Hugging Face model directory.", show_default=False)
+        Path,
+        typer.Argument(help="A checkpoint, the folder of a finished run, or a Hugging Face model directory.", show_default=False),
     ],
     file: Annotated[Path, typer.Argument(help="Rows to evaluate on: parquet, json or jsonl.", show_default=False)],
     config: Annotated[

@@ -68,9 +68,17 @@ def check_eval(checkpoint: Path, file: Path, config: Path | None, overrides: Seq
 
 
 def model_folder(checkpoint: Path) -> Path:
-    """The Hugging Face directory of a checkpoint: its `model` folder, or the directory itself."""
-    inner = checkpoint / "model"
-    return inner if (inner / "config.json").is_file() else checkpoint
+    """The Hugging Face directory of a checkpoint (`model`), of a finished run (`hf`), or the directory itself.
+
+    Raises CheckpointError for a folder that is none of them.
+    """
+    for folder in (checkpoint / "model", checkpoint / "hf", checkpoint):
+        if (folder / "config.json").is_file():
+            return folder
+    raise CheckpointError(
+        f"{checkpoint}: neither a checkpoint, nor the folder of a finished run, nor a Hugging Face model directory; a checkpoint "
+        "is <run folder>/checkpoints/global_step_N"
+    )
 
 
 def _config_of(checkpoint: Path) -> Path:

@@ -226,7 +226,18 @@ def test_evaluating_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert "no such checkpoint" in err
     code, _, err = run(capsys, monkeypatch, "eval", str(tmp_path), str(tmp_path / "rows.jsonl"))
     assert code == 2
+    assert "neither a checkpoint, nor the folder of a finished run" in err
+    (tmp_path / "config.json").write_text("{}")
+    code, _, err = run(capsys, monkeypatch, "eval", str(tmp_path), str(tmp_path / "rows.jsonl"))
+    assert code == 2
     assert "--config" in err
+
+
+@pytest.mark.parametrize("inner", ["", "model", "hf"])
+def test_a_model_a_checkpoint_and_a_finished_run_can_be_evaluated(tmp_path: Path, inner: str) -> None:
+    (tmp_path / inner).mkdir(exist_ok=True)
+    (tmp_path / inner / "config.json").write_text("{}")
+    assert preflight.model_folder(tmp_path) == tmp_path / inner
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from asyncrl.errors import ConfigError
+
 if TYPE_CHECKING:
     from asyncrl.rollout.model_shape import ModelShape
 
@@ -90,11 +92,22 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.keys.shape[2]
 
 
+def _allocate(num_slots: int, context_len: int, shape: "ModelShape") -> list[SlotLayer]:
+    try:
+        return [SlotLayer(num_slots, context_len, shape) for _ in range(shape.num_layers)]
+    except RuntimeError as error:  # torch has no class for memory that is not there
+        size_bytes = 2 * shape.num_layers * num_slots * shape.num_kv_heads * context_len * shape.head_dim * shape.dtype.itemsize
+        raise ConfigError(
+            f"rollout.max_num_seqs = {num_slots}: {num_slots} slots of {context_len} tokens need {size_bytes / 2**30:.0f} GiB for "
+            "the cache, more than there is; lower it, or data.max_prompt_length and data.max_response_length"
+        ) from error
+
+
 class SlotCache(Cache):
     """The layers of one model. Free slots are zero."""
 
     def __init__(self, num_slots: int, context_len: int, shape: "ModelShape") -> None:
-        self.slot_layers = [SlotLayer(num_slots, context_len, shape) for _ in range(shape.num_layers)]
+        self.slot_layers = _allocate(num_slots, context_len, shape)
         self.num_slots = num_slots
         self.context_len = context_len
         self._num_heads = shape.num_kv_heads

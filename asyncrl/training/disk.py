@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 
@@ -26,7 +27,11 @@ class Disk:
         self._sync(target)
 
     def write_tensors(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+        """Raises OSError when the disk refuses, as every write here does; the library has a class of its own for that."""
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{path} cannot be written: {error}") from error
         self._sync(path)
 
     def rename(self, source: Path, target: Path) -> None:

@@ -8,9 +8,11 @@ from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import AttentionInterface
 
-from asyncrl.errors import ModelError
+from asyncrl.errors import ConfigError, ModelError
 from asyncrl.rollout.model_runner import ModelRunner
+from asyncrl.rollout.model_shape import ModelShape
 from asyncrl.rollout.packed_linear import PackedLinear, pack_linears
+from asyncrl.rollout.slot_cache import SlotCache
 
 TinyModel = Callable[..., PreTrainedModel]
 
@@ -67,3 +69,9 @@ def test_packing_changes_neither_names_nor_results(tiny_model: TinyModel) -> Non
     assert len(layers) == 15
     assert all(isinstance(layer, PackedLinear) for layer in layers)
     torch.testing.assert_close(after, before, atol=1e-4, rtol=0)
+
+
+def test_a_cache_that_does_not_fit_into_memory_is_told_with_its_size() -> None:
+    shape = ModelShape(num_layers=2, num_kv_heads=8, head_dim=128, vocab_size=10, dtype=torch.float32)
+    with pytest.raises(ConfigError, match=r"rollout\.max_num_seqs = 1000000000: .* need 15258789 GiB"):
+        SlotCache(10**9, 1000, shape)

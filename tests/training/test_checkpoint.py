@@ -197,6 +197,11 @@ def test_a_checkpoint_of_a_later_format_is_refused(save: Callable[..., Path]) ->
     assert (path / "DONE").is_file()
 
 
+def test_tensors_that_a_full_disk_refuses_are_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"weights\.safetensors cannot be written: "):
+        Disk().write_tensors(tmp_path / "no folder" / "weights.safetensors", {"a": torch.zeros(2)})
+
+
 def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path: Path, save: Callable[..., Path]) -> None:
     save(1)
     weights = save(2) / "model" / "model.safetensors"
