@@ -23,12 +23,15 @@ from asyncrl.agents.text_codec import TextCodec
 from asyncrl.agents.token_builder import TokenBuilder, as_sampled
 from asyncrl.errors import AsyncRLError
 from asyncrl.ports import Json
+from asyncrl.wording import named_message_of
 
 FETCH_TIMEOUT_S = 300.0
 """Seconds for one `npm pack`; the largest package has 41 MB."""
 
 
 _TURN_KEYS = ("sampled", "environment", "end_token_inserted")
+_MALFORMED = (KeyError, TypeError, AttributeError, ValueError)
+"""What a part that is missing, or of another kind, raises where it is read."""
 
 
 class CannotFetch(Exception):
@@ -59,14 +62,20 @@ class FileReport:
 
 
 def check_file(path: Path, cache: Path) -> FileReport:
-    """Build every case of one file. A header that does not hold is a failure too."""
-    golden = json.loads(path.read_text(encoding="utf-8"))
+    """Build every case of one file. A header that does not hold is a failure too, and so is a file that is none of this layout."""
+    try:
+        return _check_golden(path.name, json.loads(path.read_text(encoding="utf-8")), cache)
+    except _MALFORMED as error:
+        return FileReport(name=path.name, cases=0, failures=(f"file: malformed, {named_message_of(error)}",))
+
+
+def _check_golden(name: str, golden: Json, cache: Path) -> FileReport:
     try:
         codec = load_codec(fetch_tokenizer(golden, cache))
     except CannotFetch as reason:
-        return FileReport(name=path.name, cases=len(golden["cases"]), skipped=str(reason))
+        return FileReport(name=name, cases=len(golden["cases"]), skipped=str(reason))
     failures = [*_check_header(golden, codec), *(f for case in golden["cases"] for f in check_case(case, codec))]
-    return FileReport(name=path.name, cases=len(golden["cases"]), failures=tuple(failures))
+    return FileReport(name=name, cases=len(golden["cases"]), failures=tuple(failures))
 
 
 def _check_header(golden: Json, codec: TextCodec) -> Iterator[str]:
@@ -84,18 +93,23 @@ def _check_header(golden: Json, codec: TextCodec) -> Iterator[str]:
             yield f"header: plain text {check['text']!r} became {codec.encode_plain(check['text'])}, expected {check['ids']}"
 
 
-def check_case(case: Json, codec: TextCodec) -> Iterator[str]:
-    """The differences of one case, each a line that begins with `case ID:`."""
+def check_case(case: Json, codec: TextCodec) -> list[str]:
+    """The differences of one case, each a line that begins with `case ID:`. A case that lacks a part is a difference."""
     try:
-        built = _build(case, codec)
+        return [f"case {case['id']}: {difference}" for difference in _differences(case, codec)]
     except AsyncRLError as error:
-        yield f"case {case['id']}: {error}"
-        return
+        return [f"case {case['id']}: {error}"]
+    except _MALFORMED as error:
+        return [f"case {case.get('id')}: malformed, {named_message_of(error)}"]
+
+
+def _differences(case: Json, codec: TextCodec) -> Iterator[str]:
+    built = _build(case, codec)
     turns = [{key: turn[key] for key in _TURN_KEYS} for turn in case["expected"]["turns"]]
     expected = {**case["expected"], "turns": turns}
     for name, value in built.items():
         if value != expected[name]:
-            yield f"case {case['id']}: {name} {_difference(value, expected[name])}"
+            yield f"{name} {_difference(value, expected[name])}"
 
 
 def _build(case: Json, codec: TextCodec) -> dict[str, Json]:

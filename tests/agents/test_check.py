@@ -84,7 +84,7 @@ def golden(cache: Path, codec: TextCodec) -> Json:
 
 def run_check(tmp_path: Path, cache: Path, golden: Json) -> tuple[int, str]:
     folder = tmp_path / "folder"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "own.json").write_text(json.dumps(golden), encoding="utf-8")
     out = io.StringIO()
     return main([str(folder), "--cache", str(cache)], out), out.getvalue()
@@ -107,6 +107,23 @@ def test_a_wrong_span_fails_its_case(tmp_path: Path, cache: Path, golden: Json) 
     golden["cases"][0]["expected"]["turns"][0]["end_token_inserted"] = False
     code, printed = run_check(tmp_path, cache, golden)
     assert (code, "case one: turns differs at 0" in printed) == (1, True)
+
+
+@pytest.mark.parametrize("part", ["messages", "tools", "turns", "expected"])
+def test_a_case_that_lacks_a_part_fails_alone(part: str, tmp_path: Path, cache: Path, golden: Json) -> None:
+    golden["cases"] += [{key: value for key, value in golden["cases"][0].items() if key != part}]
+    code, printed = run_check(tmp_path, cache, golden)
+    assert (code, "own.json: 2 cases, 1 passed" in printed) == (1, True)
+    assert f"malformed, KeyError: '{part}'" in printed
+
+
+@pytest.mark.parametrize("text", ["{nope", "[]", "{}", '{"cases": 3}'])
+def test_a_file_of_another_layout_fails_and_the_next_is_checked(text: str, tmp_path: Path, cache: Path, golden: Json) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "broken.json").write_text(text, encoding="utf-8")
+    code, printed = run_check(tmp_path, cache, golden)
+    assert (code, "own.json: 1 cases, 1 passed" in printed) == (1, True)
+    assert "broken.json: 0 cases, 0 passed\n  file: malformed, " in printed
 
 
 def test_a_header_that_does_not_hold_fails(tmp_path: Path, cache: Path, golden: Json) -> None:
