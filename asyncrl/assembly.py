@@ -116,7 +116,7 @@ async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False
         rollout = await stack.enter_async_context(open_rollout(run, world, loaded=loaded, folder=folder))
         gc.freeze()  # rows live as long as the run: a full collection need not walk them on the loop again and again
         if checkpoint is not None:
-            _refuse_changes(run, checkpoint, len(inputs.train_rows))
+            await world.offload(_refuse_changes, run, checkpoint, inputs.train_rows)
             log.info("resuming %s after step %d", folder.path, checkpoint.step)
         trainer = await stack.enter_async_context(open_trainer(run, inputs, folder, checkpoint, rollout, world, stop))
         await trainer.fit()
@@ -157,7 +157,7 @@ async def open_trainer(
             engine=rollout.engine,
             stages=await world.offload(stages_of, run, actor, pool="model"),
             evaluate=await _open_evaluation(run, inputs.val_rows, rollout, world, stack),
-            save=functools.partial(_save, run, world, actor, folder, len(rows)),
+            save=functools.partial(_save, run, world, actor, folder, rows),
             sight=await stack.enter_async_context(open_sight(folder, run.trainer, world, total_steps=steps, step=border.step)),
             decode=rollout.template.decode,
             stop=stop,
@@ -197,9 +197,9 @@ def _drop_overlong(rows: RLHFDataset, template: ChatTemplate, run: TrainRun) -> 
 # --- checkpoints ------------------------------------------------------------------------------------------------------------------
 
 
-async def _save(run: TrainRun, world: World, actor: Actor, folder: RunFolder, num_rows: int, border: Border) -> None:
+async def _save(run: TrainRun, world: World, actor: Actor, folder: RunFolder, rows: RLHFDataset, border: Border) -> None:
     state = await world.offload(actor.state, pool="model")
-    facts = {"cursor": border.cursor, **_fixed_by_a_run(run, num_rows)}
+    facts = {"cursor": border.cursor, **await world.offload(_fixed_by_a_run, run, rows)}
     save = functools.partial(
         save_checkpoint,
         folder.checkpoints,
@@ -213,14 +213,15 @@ async def _save(run: TrainRun, world: World, actor: Actor, folder: RunFolder, nu
     await world.offload(save)
 
 
-def _fixed_by_a_run(run: TrainRun, num_rows: int) -> dict[str, int]:
+def _fixed_by_a_run(run: TrainRun, rows: RLHFDataset) -> dict[str, int | str]:
     """What a resumed run may not change: the meaning of a step, and the order of the feed."""
     return {
         "data.train_batch_size": run.data.train_batch_size,
         "rollout.n": run.rollout.n,
         "updates_per_batch": run.updates_per_batch,
         "trainer.seed": run.trainer.seed,
-        "rows of data.train_files": num_rows,
+        "rows of data.train_files": len(rows),
+        "digest of data.train_files": rows.digest,
     }
 
 
@@ -241,8 +242,8 @@ def _find_checkpoint(run: TrainRun) -> tuple[RunFolder, Checkpoint]:
     raise CheckpointError(f"--resume: no whole checkpoint in {names}; start a new run without --resume")
 
 
-def _refuse_changes(run: TrainRun, checkpoint: Checkpoint, num_rows: int) -> None:
-    for key, value in _fixed_by_a_run(run, num_rows).items():
+def _refuse_changes(run: TrainRun, checkpoint: Checkpoint, rows: RLHFDataset) -> None:
+    for key, value in _fixed_by_a_run(run, rows).items():
         if checkpoint.trainer.get(key) != value:
             raise CheckpointError(
                 f"--resume: {checkpoint.path} was made with {key} = {checkpoint.trainer.get(key)}, now it is {value}; "

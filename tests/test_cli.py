@@ -60,6 +60,10 @@ CASES: dict[str, tuple[Callable[[Config], Path], str]] = {
     "missing configuration": (lambda make: make().with_name("no.toml"), "no.toml: no such configuration file"),
     "not TOML": (lambda make: make(toml="[data"), "not valid TOML"),
     "unknown key": (lambda make: make(toml="data.train_filez = 1"), "unknown key data.train_filez; did you mean data.train_files?"),
+    "a warm start's configuration": (
+        lambda make: make(toml="sft.batch_size = 8"),
+        "unknown key sft; it belongs to a configuration of `asyncrl sft`",
+    ),
     "wrong type": (lambda make: make(toml='rollout.n = "8"'), "rollout.n = '8'"),
     "key without effect": (lambda make: make(toml="actor.kl_loss_coef = 0.1"), "actor.kl_loss_coef has no effect"),
     "batch does not divide": (lambda make: make(batch=10, toml="actor.ppo_mini_batch_size = 3"), "10 / 3 = 3.33"),

@@ -82,13 +82,22 @@ def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
     location = _location(kind, error)
     key = ".".join(location)
     if error["type"] == "extra_forbidden":
-        return f"unknown key {key}{_suggest(kind, location)}"
+        other = _other_command(kind, key)
+        return f"unknown key {key}{other or _suggest(kind, location)}"
     if error["type"] == "missing":
         return f"{key} is missing; it has no default"
     if error["type"] == "value_error" and isinstance(error.get("ctx", {}).get("error"), ConfigError):
         return str(error["ctx"]["error"])
     said = f"{key} = {_shown(error['input'])}: {error['msg'][0].lower()}{error['msg'][1:]}"
     return f"{said}; quote it: '\"{error['input']}\"'" if _lacks_quotes(error) else said
+
+
+def _other_command(kind: type[BaseModel], section: str) -> str:
+    """The file may be a good one, given to the wrong command."""
+    for run, command in ((TrainRun, "train"), (SFTRun, "sft")):
+        if run is not kind and section in run.model_fields:
+            return f"; it belongs to a configuration of `asyncrl {command}`"
+    return ""
 
 
 def _location(kind: type[BaseModel], error: ErrorDetails) -> list[str]:

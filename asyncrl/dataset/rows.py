@@ -1,6 +1,8 @@
 """RLHFDataset: the rows of a run, all checked when it is made, before the first step."""
 
 import copy
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 
 from asyncrl.config import DataConfig
@@ -49,6 +51,14 @@ class RLHFDataset:
     def where(self, position: int) -> str:
         """The place of a row for messages: "file, line 3" or "file, row 3"."""
         return self._places[position]
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits over every row's prompt and right answer, in order. 0.5 s for 100,000 rows."""
+        digest = hashlib.blake2b(digest_size=8)
+        for row in self._rows:
+            digest.update(json.dumps([row["raw_prompt"], row["reward_model"]], default=str).encode())
+        return digest.hexdigest()
 
     def filter_overlong(self, measure: Callable[[Messages], int], max_prompt_length: int, drop: bool = True) -> list[str]:
         """Take out the rows whose prompt has more than `max_prompt_length` tokens; returns their places, in order.

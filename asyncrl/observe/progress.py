@@ -39,6 +39,10 @@ class View:
         groups = f"groups {self.pending} pending {self.running} running {self.finished} finished {self.failure} failure"
         return f"{reward}  {self.tokens_per_s:.0f} tokens/s  {groups}"
 
+    def describe_step(self) -> str:
+        """The same at the end of a step, where no group of the batch is left: only failures tell something."""
+        return self.describe().partition("  groups ")[0] + (f"  groups {self.failure} failure" if self.failure else "")
+
 
 class Progress:
     """A context manager. console: where to show; by default stderr, so that a command's own output stays clean."""
@@ -65,7 +69,7 @@ class Progress:
         reward, speed = numbers.get("critic/score/mean"), numbers.get("perf/tokens_per_s", 0.0)
         self._view = replace(self._view, step=step, reward=reward, tokens_per_s=speed).with_groups(groups)
         if self._bar is None:
-            self.say(f"step {step}/{self._total_steps}  {self._view.describe()}")
+            self.say(f"step {step}/{self._total_steps}  {self._view.describe_step()}")
         self._redraw()
 
     def say(self, text: str) -> None:

@@ -42,14 +42,21 @@ class StringStop:
         self._may_complete: dict[int, bool] = {}
 
     def completes(self, ids: list[int], start: int) -> bool:
-        """ids from `start` on are the answer."""
+        """ids from `start` on are the answer; at least one stands before it."""
         last = ids[-1]
         if last not in self._may_complete:
-            self._may_complete[last] = not self._last_characters.isdisjoint(self._decode([last]))
+            # Twice: the second one stands behind another token, and shows a space that the first may have lost.
+            self._may_complete[last] = not self._last_characters.isdisjoint(self._decode([last, last]))
         if not self._may_complete[last]:
             return False
-        text = self._decode(ids[max(start, len(ids) - self._num_tokens) :])
+        text = self._text(ids, max(start, len(ids) - self._num_tokens))
         return any(string in text for string in self._strings)
+
+    def _text(self, ids: list[int], start: int) -> str:
+        """Text of the ids from `start` on, as it stands behind the one before: some tokenizers drop the space that begins a text."""
+        before, whole = self._decode(ids[start - 1 : start]), self._decode(ids[start - 1 :])
+        # Half a character before joins the rest of it, which is no space.
+        return whole.removeprefix(before) if whole.startswith(before) else self._decode(ids[start:])
 
 
 class StopRules:

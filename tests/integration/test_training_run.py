@@ -90,6 +90,17 @@ async def test_resume_refuses_a_changed_batch(config: Path) -> None:
         await train(config, "data.train_batch_size=3", resume=True)
 
 
+def _replace_in(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+
+
+async def test_resume_refuses_rows_that_changed(config: Path, rows: Path) -> None:
+    await train(config, "trainer.total_training_steps=1")
+    _replace_in(rows, "what is 3+0?", "what is 4+0?")
+    with pytest.raises(CheckpointError, match=r"digest of data\.train_files"):
+        await train(config, "trainer.total_training_steps=2", resume=True)
+
+
 async def test_resume_without_a_run_says_so(config: Path) -> None:
     with pytest.raises(CheckpointError, match="no run 'small'"):
         await train(config, resume=True)

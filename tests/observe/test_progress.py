@@ -18,7 +18,7 @@ def test_a_pipe_gets_one_plain_line_a_step() -> None:
         progress.step(12, NUMBERS)
         progress.say("[red]\x07 not markup")
     assert out.getvalue().splitlines() == [
-        "step 12/60  reward 0.500  1234 tokens/s  groups 2 pending 16 running 0 finished 1 failure",
+        "step 12/60  reward 0.500  1234 tokens/s  groups 1 failure",
         "[red] not markup",
     ]
 
