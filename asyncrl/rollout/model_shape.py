@@ -62,9 +62,8 @@ def _refusal(model: "PreTrainedModel", config: "PreTrainedConfig", context_len: 
         return f"it has cache layers other than full attention ({', '.join(other)})"
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in BATCH_DEPENDENT_ROPE:
-        return (
-            f"its rotary frequencies depend on the longest row (rope_type {rope['rope_type']!r}); use 'default', 'linear' or 'yarn'"
-        )
+        fixed = "'default', 'linear', 'yarn' or 'llama3'"
+        return f"its rotary frequencies depend on the longest row (rope_type {rope['rope_type']!r}); use {fixed}"
     longest = getattr(config, "max_position_embeddings", None)
     if longest and context_len > longest:
         return f"a context of {context_len} tokens is asked for, and it has {longest} positions; lower rollout.max_model_len"

@@ -53,7 +53,7 @@ class StringStop:
         return any(string in text for string in self._strings)
 
     def _text(self, ids: list[int], start: int) -> str:
-        """Text of the ids from `start` on, as it stands behind the one before: some tokenizers drop the space that begins a text."""
+        """Text of the ids from `start` on, as it stands behind the one before: some tokenizers drop a space that begins a text."""
         before, whole = self._decode(ids[start - 1 : start]), self._decode(ids[start - 1 :])
         # Half a character before joins the rest of it, which is no space.
         return whole.removeprefix(before) if whole.startswith(before) else self._decode(ids[start:])
