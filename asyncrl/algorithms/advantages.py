@@ -18,7 +18,7 @@ def grpo_advantages(
 
     rewards_B: float, the whole reward of each trajectory; groups_B: int64, any numbering of the uids; mask_BR: bool, True on
     policy tokens. Returns advantages_BR, float32: (reward - mean of the group) / (std of the group + epsilon), with n - 1 under the
-    root; without `norm_by_std` only the difference.
+    root; without `norm_by_std` only the difference. Every row counts once, so a session of several trajectories weighs more.
 
     Rewards [1, 0, 0, 1] of one group give [0.866, -0.866, -0.866, 0.866].
 
