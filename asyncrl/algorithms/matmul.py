@@ -9,15 +9,22 @@ Operands are made contiguous first: an expanded one, such as the gradient of a s
 Legend: n rows, I inputs, O outputs.
 """
 
+import os
+
 import torch
 from torch.nn import functional
 
-_HAS_ONEDNN = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+# torch and oneDNN keep the last 1,024 kernels of each thread, one a shape, and token counts make new shapes at every step: 1.2 GB.
+# 32 hold the layers of a step, and cost no speed. Read at the first product; what the user has set stands.
+os.environ.setdefault("LRU_CACHE_CAPACITY", "32")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+
+HAS_ONEDNN = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def is_fast(*tensors: torch.Tensor) -> bool:
     """Whether oneDNN takes these tensors: float32 on CPU, with at least one entry each."""
-    return _HAS_ONEDNN and all(
+    return HAS_ONEDNN and all(
         tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.numel() > 0 for tensor in tensors
     )
 
@@ -26,7 +33,7 @@ def linear(input_nI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor
     """input @ weight.T + bias. Any leading dimensions. No gradient: `_Linear` in `training/linear.py` has it."""
     if is_fast(input_nI, weight_OI):
         # The operator reads a bias with gaps as if it had none.
-        return _onednn(input_nI.contiguous(), weight_OI.contiguous(), None if bias_O is None else bias_O.contiguous())
+        return onednn_linear(input_nI.contiguous(), weight_OI.contiguous(), None if bias_O is None else bias_O.contiguous())
     return functional.linear(input_nI, weight_OI, bias_O)
 
 
@@ -34,7 +41,7 @@ def input_gradient(grad_nO: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tens
     """grad @ weight."""
     if not is_fast(grad_nO, weight_OI):
         return grad_nO @ weight_OI
-    return _onednn(grad_nO.contiguous(), weight_OI.contiguous().T, None)
+    return onednn_linear(grad_nO.contiguous(), weight_OI.contiguous().T, None)
 
 
 def weight_gradient(grad_nO: torch.Tensor, input_nI: torch.Tensor) -> torch.Tensor:
@@ -43,10 +50,11 @@ def weight_gradient(grad_nO: torch.Tensor, input_nI: torch.Tensor) -> torch.Tens
         return grad_nO.T @ input_nI
     grad_nO, input_nI = grad_nO.contiguous(), input_nI.contiguous()
     if grad_nO.shape[1] > input_nI.shape[1]:
-        return _onednn(input_nI.T, grad_nO.T, None).T
-    return _onednn(grad_nO.T, input_nI.T, None)
+        return onednn_linear(input_nI.T, grad_nO.T, None).T
+    return onednn_linear(grad_nO.T, input_nI.T, None)
 
 
-def _onednn(input_nI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
+def onednn_linear(input_nI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
+    """The operator itself, for float32 tensors on CPU, contiguous or transposed. weight_OI: plain, or packed for it."""
     out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input_nI, weight_OI, bias_O, "none", [], "")
     return out

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from asyncrl.algorithms.matmul import HAS_ONEDNN, onednn_linear
+
 TYPICAL_ROWS = 64
 """Rows that the packed layout is chosen for. Any number works."""
 
@@ -26,8 +28,7 @@ class PackedLinear(nn.Linear):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), TYPICAL_ROWS)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, self._packed, self.bias, "none", [], "")
-        return out
+        return onednn_linear(input, self._packed, self.bias)
 
 
 def _can_pack(module: nn.Module) -> bool:
@@ -36,7 +37,7 @@ def _can_pack(module: nn.Module) -> bool:
 
 def pack_linears(model: nn.Module) -> list[PackedLinear]:
     """Turn the model's float32 linear layers into packed ones, in place, and pack them. Returns them."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not HAS_ONEDNN:
         return []
     layers = [module for module in model.modules() if _can_pack(module)]
     for layer in layers:
