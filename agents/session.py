@@ -139,8 +139,9 @@ async def run_session(
 async def _run(
     prompt: Prompt, session_id: int, parts: SessionParts, prompt_ids: tuple[int, ...] | None
 ) -> tuple[AgentLoopOutput, ...]:
-    ids = tuple(parts.template.prompt_ids(prompt.messages)) if prompt_ids is None else prompt_ids
-    outputs = await parts.loop.run(prompt, parts.context(session_id, ids))
+    if prompt_ids is None:
+        prompt_ids = tuple(await parts.world.offload(parts.template.prompt_ids, prompt.messages))
+    outputs = await parts.loop.run(prompt, parts.context(session_id, prompt_ids))
     if not outputs:
         raise EmptySessionError(f"agent loop {parts.run.agent.name!r} gave no trajectory")
     for output in outputs:

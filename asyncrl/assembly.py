@@ -37,7 +37,7 @@ from asyncrl.stages.stage import Stage
 from asyncrl.stages.update_actor import update_actor_stage
 from asyncrl.stopping import Stop, on_signals
 from asyncrl.tools import Tool, load_tools
-from asyncrl.trainer import Border, Trainer
+from asyncrl.trainer import Border, Trainer, give_weights
 from asyncrl.training.actor import Actor, Reference
 from asyncrl.training.checkpoint import Checkpoint, forget_newer, newest_valid, save_checkpoint
 from asyncrl.training.export import export_model
@@ -141,7 +141,8 @@ async def open_trainer(
         border = Border() if checkpoint is None else Border(step=checkpoint.step, cursor=int(checkpoint.trainer["cursor"]))
         actor = await world.offload(_open_actor, run, steps * run.updates_per_batch, checkpoint, pool="model")
         if checkpoint is not None:
-            await rollout.engine.publish(border.step, await world.offload(actor.snapshot, border.step, pool="model"))
+            await give_weights(border.step, actor, rollout.engine, run, world)
+        fixed = await world.offload(_fixed_by_a_run, run, rows)
         queue = TransferQueue()
         admission = Admission(batch_size=run.data.train_batch_size, version=border.step)
         agents = GroupRunner(queue, rollout.engine, rollout.scorer, rollout.template, rollout.tools, run, world)
@@ -157,7 +158,7 @@ async def open_trainer(
             engine=rollout.engine,
             stages=await world.offload(stages_of, run, actor, pool="model"),
             evaluate=await _open_evaluation(run, inputs.val_rows, rollout, world, stack),
-            save=functools.partial(_save, run, world, actor, folder, rows),
+            save=functools.partial(_save, run, world, actor, folder, fixed),
             sight=await stack.enter_async_context(open_sight(folder, run.trainer, world, total_steps=steps, step=border.step)),
             decode=rollout.template.decode,
             stop=stop,
@@ -197,9 +198,9 @@ def _drop_overlong(rows: RLHFDataset, template: ChatTemplate, run: TrainRun) -> 
 # --- checkpoints ------------------------------------------------------------------------------------------------------------------
 
 
-async def _save(run: TrainRun, world: World, actor: Actor, folder: RunFolder, rows: RLHFDataset, border: Border) -> None:
-    state = await world.offload(actor.state, pool="model")
-    facts = {"cursor": border.cursor, **await world.offload(_fixed_by_a_run, run, rows)}
+async def _save(run: TrainRun, world: World, actor: Actor, folder: RunFolder, fixed: dict[str, int | str], border: Border) -> None:
+    limit_s = run.trainer.stage_timeout_s
+    state = await world.offload(actor.state, pool="model", timeout_s=limit_s)
     save = functools.partial(
         save_checkpoint,
         folder.checkpoints,
@@ -207,10 +208,10 @@ async def _save(run: TrainRun, world: World, actor: Actor, folder: RunFolder, ro
         step=border.step,
         version=border.step,
         model=run.model,
-        trainer=facts,
+        trainer={"cursor": border.cursor, **fixed},
         keep=run.trainer.max_ckpt_to_keep,
     )
-    await world.offload(save)
+    await world.offload(save, timeout_s=limit_s)
 
 
 def _fixed_by_a_run(run: TrainRun, rows: RLHFDataset) -> dict[str, int | str]:

@@ -180,12 +180,7 @@ class Trainer:
     async def publish(self, version: int) -> None:
         """Give the engine a snapshot of the weights; that frees the places of the groups they were trained on."""
         with self.sight.timing("publish"):
-            stage_s = self.run.trainer.stage_timeout_s
-            snapshot = await self.world.offload(self.actor.snapshot, version, pool="model", timeout_s=stage_s)
-            limit_s = self.run.rollout.request_timeout_s
-            late = f"the engine did not take version {version} within rollout.request_timeout_s = {limit_s:g} s"
-            async with within(limit_s, lambda: late):
-                await self.engine.publish(version, snapshot)
+            await give_weights(version, self.actor, self.engine, self.run, self.world)
         self.admission.publish(version)
 
     async def _save(self) -> None:
@@ -222,3 +217,12 @@ class Trainer:
             **{f"engine/{name}": value for name, value in self.engine.stats().items()},
             **{f"transfer_queue/{name}": value for name, value in self.queue.stats().items()},
         }
+
+
+async def give_weights(version: int, actor: Actor, engine: RolloutEngine, run: TrainRun, world: World) -> None:
+    """Put the actor's weights into the engine as `version`. Raises DeadlineError when either of them takes too long."""
+    snapshot = await world.offload(actor.snapshot, version, pool="model", timeout_s=run.trainer.stage_timeout_s)
+    limit_s = run.rollout.request_timeout_s
+    late = f"the engine did not take version {version} within rollout.request_timeout_s = {limit_s:g} s"
+    async with within(limit_s, lambda: late):
+        await engine.publish(version, snapshot)

@@ -1,4 +1,4 @@
-"""advantage: from rewards to one number a token. A pure function of a few thousand floats; the work is in `algorithms/`."""
+"""advantage: from rewards to one number a token. The work is in `algorithms/`."""
 
 import torch
 from tensordict import TensorDict
@@ -31,7 +31,7 @@ def advantage_stage(config: AlgorithmConfig) -> Stage:
         written = {"token_level_scores": scores, "token_level_rewards": scores, "advantages": advantages, "returns": advantages}
         return StageOutput(columns=written, metrics=_metrics(advantages.values(), columns["response_mask"].values()))
 
-    return Stage(name="advantage", reads=READS, writes=WRITES, compute=compute, pool="")
+    return Stage(name="advantage", reads=READS, writes=WRITES, compute=compute)
 
 
 def group_numbers(uids: tuple[str, ...]) -> torch.Tensor:

@@ -30,7 +30,7 @@ def batch_metrics_stage() -> Stage:
         }
         return StageOutput(metrics=metrics)
 
-    return Stage(name="batch_metrics", reads=READS, writes=frozenset(), compute=compute, pool="")
+    return Stage(name="batch_metrics", reads=READS, writes=frozenset(), compute=compute)
 
 
 def _spread(name: str, numbers: torch.Tensor) -> dict[str, float]:

@@ -40,9 +40,7 @@ def bypass_stage() -> Stage:
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
         return StageOutput(columns={"old_log_probs": columns["rollout_log_probs"]})
 
-    return Stage(
-        name="old_log_prob", reads=frozenset({"rollout_log_probs"}), writes=frozenset({"old_log_probs"}), compute=compute, pool=""
-    )
+    return Stage(name="old_log_prob", reads=frozenset({"rollout_log_probs"}), writes=frozenset({"old_log_probs"}), compute=compute)
 
 
 def old_log_prob_stages(kind: Literal["elide", "recompute", "bypass"], log_probs: LogProbs) -> tuple[Stage, ...]:

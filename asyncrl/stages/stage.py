@@ -35,13 +35,12 @@ class StageOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One box of the way. `pool`: the world's thread pool that runs `compute`; empty: on the loop, for work under a millisecond."""
+    """One box of the way. `compute` runs in the world's `model` pool: even the small ones take milliseconds for a large batch."""
 
     name: str
     reads: frozenset[str]
     writes: frozenset[str]
     compute: Callable[[TensorDict, KVBatchMeta, StepContext], StageOutput]
-    pool: str = "model"
 
     def __post_init__(self) -> None:
         for name in self.reads | self.writes:
@@ -68,11 +67,7 @@ async def run_stage(stage: Stage, scope: StepScope) -> StageResult:
     """
     batch = scope.batch
     columns = await scope.queue.kv_batch_get(batch.keys, partition_id=batch.partition_id, fields=sorted(stage.reads))
-    pool = stage.pool or ("model" if scope.check else "")  # the invariants of a large batch take more than a millisecond
-    if pool:
-        output = await _offloaded(stage, scope, columns, pool)
-    else:
-        output = _compute(stage, scope, columns)
+    output = await _offloaded(stage, scope, columns)
     if not output.columns:
         return StageResult(metrics=output.metrics)
     await scope.queue.kv_batch_put(
@@ -84,9 +79,9 @@ async def run_stage(stage: Stage, scope: StepScope) -> StageResult:
     return StageResult(metrics=output.metrics, reports=_report(output.columns, columns))
 
 
-async def _offloaded(stage: Stage, scope: StepScope, columns: TensorDict, pool: str) -> StageOutput:
+async def _offloaded(stage: Stage, scope: StepScope, columns: TensorDict) -> StageOutput:
     try:
-        return await scope.world.offload(_compute, stage, scope, columns, pool=pool, timeout_s=scope.timeout_s)
+        return await scope.world.offload(_compute, stage, scope, columns, pool="model", timeout_s=scope.timeout_s)
     except DeadlineError as error:
         raise DeadlineError(
             f"stage {stage.name!r} of step {scope.context.step} took longer than trainer.stage_timeout_s = {scope.timeout_s} s"
