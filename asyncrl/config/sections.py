@@ -279,7 +279,7 @@ class TrainerConfig(Section):
     log_trajectories: Count = 2
     """Trajectories a step that are written as readable text."""
     stage_timeout_s: Seconds = 3600.0
-    """Seconds that one stage of a step, a copy of the weights, or writing a checkpoint may take before the run ends with its name."""
+    """Seconds that a stage of a step, a copy of the weights, or a checkpoint may take before the run ends with its name."""
     no_signal_patience: Positive = 10
     """Steps in a row without any non-zero advantage before a warning."""
     tensorboard: bool = True

@@ -31,6 +31,8 @@ def test_advantages_are_group_relative_and_zero_on_observations() -> None:
     batch = meta("a_0_0", "a_1_0", "b_0_0")
     output = advantage_stage(AlgorithmConfig(norm_adv_by_std_in_grpo=False)).compute(columns, batch, CONTEXT)
     assert [row.tolist() for row in rows_of(output.columns["advantages"])] == [[0.5, 0.0, 0.5], [-0.5], [0.0, 0.0]]
+    for name in ("token_level_scores", "token_level_rewards"):
+        assert [row.tolist() for row in rows_of(output.columns[name])] == [row.tolist() for row in scores]
     assert output.metrics["critic/advantages/max"] == 0.5
     assert output.columns["advantages"].dtype == torch.float32
 
