@@ -7,8 +7,12 @@ AsyncRLError
 │   ├── ModelError                    a model directory, tokenizer or chat template
 │   ├── ToolSpecError                 a tool that does not exist or cannot be described
 │   ├── RewardSpecError               a reward function that does not import or cannot be called
-│   └── CheckpointError               a checkpoint that is missing, damaged or of another run
-│       └── CheckpointFormatError     a checkpoint that another version of asyncrl wrote
+│   ├── CheckpointError               a checkpoint that is missing, damaged or of another run
+│   │   └── CheckpointFormatError     a checkpoint that another version of asyncrl wrote
+│   └── JournalError                  a journal that cannot be opened or read
+│       ├── JournalInUseError         another process has it open
+│       ├── JournalFormatError        a journal that another version of asyncrl wrote
+│       └── JournalDamagedError       what it holds is not what was written
 ├── StoreError                        the TransferQueue refused; nothing was changed
 │   ├── StaleLeaseError               a write without an open lease
 │   │   └── LeaseScopeError           an open lease that does not cover this key or column
@@ -18,7 +22,9 @@ AsyncRLError
 │   ├── DuplicateKeyError (ValueError)
 │   ├── TagCountError (ValueError)    number of tags or values differs from the number of keys
 │   ├── DtypeChangeError (TypeError)  a column already has another dtype
-│   └── TagValueError (TypeError)     a tag entry that is not a bool, int, float or str
+│   ├── TagValueError (TypeError)     a tag entry that is not a bool, int, float or str
+│   ├── RecordError (ValueError)      a step's record, or the rows of one, used against the order of the steps
+│   └── JournalWriteError (OSError)   the journal could not be written: nothing is acknowledged any more
 ├── KeyFormatError (ValueError)       a key that does not spell a trajectory
 ├── FieldError (ValueError)           a tensor breaks the catalogue or an invariant of protocol/
 ├── TransitionError (RuntimeError)    a group status moved backwards
@@ -76,6 +82,22 @@ class CheckpointFormatError(CheckpointError):
     """A checkpoint is whole, but another version of asyncrl wrote it: going on from an older one would not be what is meant."""
 
 
+class JournalError(UserError):
+    """A journal cannot be opened or read; the message names the file and the reason."""
+
+
+class JournalInUseError(JournalError):
+    """Another process has the journal open: the run is still going."""
+
+
+class JournalFormatError(JournalError):
+    """Another version of asyncrl wrote the journal, or the file is no journal of ours."""
+
+
+class JournalDamagedError(JournalError):
+    """The journal does not hold what was written to it."""
+
+
 class StoreError(AsyncRLError):
     """The TransferQueue refused an operation and changed nothing."""
 
@@ -114,6 +136,14 @@ class DtypeChangeError(StoreError, TypeError):
 
 class TagValueError(StoreError, TypeError):
     """A tag entry is not a bool, int, float or str under a str name."""
+
+
+class RecordError(StoreError, ValueError):
+    """A step was recorded twice with other keys, retired in part, purged before it was done, or its rows were cleared."""
+
+
+class JournalWriteError(StoreError, OSError):
+    """The journal could not be written (a full disk, say). What was acknowledged is kept; nothing is acknowledged any more."""
 
 
 class KeyFormatError(AsyncRLError, ValueError):
