@@ -8,9 +8,11 @@ torch has goes through unchanged, and objects are JSON values in msgpack. Invari
 2. A block whose rows are more than half gone is rewritten by `compact`, so a row holds at most twice its own bytes alive.
 """
 
+import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
 
@@ -20,7 +22,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from asyncrl.errors import DtypeChangeError, FieldError, TagCountError
-from asyncrl.fields import CATALOGUE, Axis
+from asyncrl.fields import CATALOGUE, Axis, Field
 from asyncrl.ports import Json
 from asyncrl.protocol.ragged import from_values, is_ragged
 
@@ -45,14 +47,18 @@ class Schema:
     kind: Kind
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] = ()
+    item_bytes: int = field(init=False, compare=False)
+    """Bytes of one entry: a ragged row holds length x item_bytes, a stacked row exactly item_bytes."""
 
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of one entry: a ragged row holds length x item_bytes, a stacked row exactly item_bytes."""
+    def __post_init__(self) -> None:
         size = 1 if self.dtype is None else self.dtype.itemsize
-        for width in self.shape:
-            size *= width
-        return size
+        object.__setattr__(self, "item_bytes", size * math.prod(self.shape))
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1024)
+    def of(kind: Kind, dtype: torch.dtype, shape: tuple[int, ...]) -> "Schema":
+        """The schema, and the same object for the same header: a put of one row makes four, and compares them."""
+        return Schema(kind=kind, dtype=dtype, shape=shape)
 
     def __str__(self) -> str:
         if self.dtype is None:
@@ -121,31 +127,50 @@ def encode_fields(fields: Fields | None, keys: Sequence[str], *, step: int | Non
     return {name: encode(name, columns[name], keys, step=step) for name in columns.keys()}  # noqa: SIM118  a TensorDict iterates over rows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expected:
+    """What the catalogue says of a field: how its rows come back, and the dtype that lists of numbers are read as."""
+
+    kind: Kind
+    dtype: torch.dtype | None
+
+    @classmethod
+    def of(cls, entry: Field) -> "_Expected":
+        if not entry.is_tensor:
+            return cls(kind=Kind.OBJECT, dtype=None)
+        return cls(kind=Kind.STACKED if entry.axis is Axis.NONE else Kind.RAGGED, dtype=getattr(torch, entry.dtype))
+
+
+_EXPECTED = {name: _Expected.of(entry) for name, entry in CATALOGUE.items()}
+_ARRAYS = (torch.Tensor, np.ndarray)
+
+
 def encode(name: str, values: ColumnValues, keys: Sequence[str], *, step: int | None) -> Block:
     """values: as `ColumnValues`. The catalogue decides what a list of values means for a field that it knows."""
-    entry = CATALOGUE.get(name)
+    expected = _EXPECTED.get(name)
     column = _as_column(values)
     _check_count(name, len(column), keys)
     if isinstance(column, torch.Tensor):
         if is_ragged(column):
             return _encode_jagged(name, column, keys, step)
-        if entry is not None and entry.axis is not Axis.NONE:
+        if expected is not None and expected.kind is Kind.RAGGED:
             raise FieldError(
                 f"field {name!r} of key {keys[0]!r} came padded, shape {list(column.shape)}: give it jagged (protocol.ragged)"
             )
         return _encode_stacked(name, column, keys, step)
-    if entry is None and not all(isinstance(value, torch.Tensor | np.ndarray) for value in column):
+    if expected is None:
+        if not all(isinstance(value, _ARRAYS) for value in column):
+            return _encode_objects(name, column, keys, step)
+        rows = [_as_tensor(name, value, None, key) for value, key in zip(column, keys, strict=True)]
+        return _encode_rows(name, rows, keys, step, Kind.STACKED if rows[0].dim() == 0 else Kind.RAGGED)
+    if expected.kind is Kind.OBJECT:
         return _encode_objects(name, column, keys, step)
-    if entry is not None and not entry.is_tensor:
-        return _encode_objects(name, column, keys, step)
-    default = None if entry is None else getattr(torch, entry.dtype)
-    rows = [_as_tensor(name, value, default, key) for value, key in zip(column, keys, strict=True)]
-    is_stacked = rows[0].dim() == 0 if entry is None else entry.axis is Axis.NONE
-    return _encode_rows(name, rows, keys, step, Kind.STACKED if is_stacked else Kind.RAGGED)
+    rows = [_as_tensor(name, value, expected.dtype, key) for value, key in zip(column, keys, strict=True)]
+    return _encode_rows(name, rows, keys, step, expected.kind)
 
 
 def _as_column(values: ColumnValues) -> torch.Tensor | list[Any]:
-    if isinstance(values, torch.Tensor):
+    if type(values) is list or isinstance(values, torch.Tensor):
         return values
     if isinstance(values, np.ndarray):
         return values.tolist() if values.dtype == object else torch.from_numpy(np.ascontiguousarray(values))
@@ -189,6 +214,9 @@ def _encode_rows(name: str, rows: list[torch.Tensor], keys: Sequence[str], step:
         raise FieldError(f"field {name!r} of key {keys[0]!r} is one number; it needs one entry a token")
     shape = first.shape[1:] if kind is Kind.RAGGED else first.shape
     schema = _schema(name, kind, first.dtype, shape, keys)
+    if len(rows) == 1:
+        values = _bytes(first).copy()
+        return Block(schema, values, [0, len(values)], step, keys)
     for row, key in zip(rows, keys, strict=True):
         if row.dtype != schema.dtype or (row.shape[1:] if kind is Kind.RAGGED else row.shape) != shape:
             raise DtypeChangeError(
@@ -199,19 +227,32 @@ def _encode_rows(name: str, rows: list[torch.Tensor], keys: Sequence[str], step:
 
 
 def _schema(name: str, kind: Kind, dtype: torch.dtype, shape: Sequence[int], keys: Sequence[str]) -> Schema:
-    schema = Schema(kind=kind, dtype=dtype, shape=tuple(shape))
+    schema = Schema.of(kind, dtype, tuple(shape))
     if schema.item_bytes == 0:
         raise FieldError(f"field {name!r} of key {keys[0]!r} has entries of shape {list(shape)}, which hold nothing")
     return schema
 
 
+_PLAIN = frozenset({torch.int64, torch.int32, torch.float32, torch.bool})
+
+
 def _bytes(tensor: torch.Tensor) -> np.ndarray:
     """The tensor's memory as uint8 [N]: a view where it is contiguous on the CPU."""
-    dense = tensor.detach().cpu().contiguous()
+    if _is_plain(tensor):
+        plain: np.ndarray = tensor.view(torch.uint8).numpy()  # what agents write, in half of the general way's time
+        return plain
+    dense = tensor.detach().cpu().contiguous().resolve_neg()
     if dense.dtype.is_complex:
         dense = dense.resolve_conj()
     array: np.ndarray = dense.view(-1).view(torch.uint8).numpy()
     return array
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Its memory is its values, in order, and nothing of autograd hangs on it."""
+    if tensor.dim() != 1 or tensor.dtype not in _PLAIN or tensor.requires_grad or tensor.is_neg():
+        return False
+    return tensor.is_cpu and tensor.is_contiguous()
 
 
 _ENCODER = msgspec.msgpack.Encoder()

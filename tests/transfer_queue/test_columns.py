@@ -54,6 +54,23 @@ async def test_every_dtype_round_trips(
         assert bits(column.values()) == [bit for value in values for bit in bits(value)]
 
 
+VIEWS = {
+    "plain": torch.tensor([1.0, 2.0]),
+    "holes": torch.tensor([1.0, 0.0, 2.0, 0.0])[::2],
+    "negated": torch.complex(torch.zeros(2), torch.tensor([-1.0, -2.0])).conj().imag,
+    "needs a gradient": torch.tensor([1.0, 2.0], requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("row", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_row_is_stored_as_its_values_say(row: torch.Tensor, count: int) -> None:
+    """A tensor may be a view whose memory is not its values; single rows go a way of their own."""
+    keys = ["a_0_0", "a_0_1"][:count]
+    block = encode("x", [row] * count, keys, step=None)
+    assert Gatherer().gather([(block, count - 1)]).values().tolist() == [1.0, 2.0]
+
+
 async def test_rows_with_more_axes_keep_them(queue: TransferQueue, open_session: OpenSession) -> None:
     lease = await open_session()
     positions = [torch.arange(12).view(4, 3), torch.arange(6).view(2, 3)]
