@@ -68,7 +68,9 @@ async def test_a_row_is_stored_as_its_values_say(row: torch.Tensor, count: int) 
     """A tensor may be a view whose memory is not its values; single rows go a way of their own."""
     keys = ["a_0_0", "a_0_1"][:count]
     block = encode("x", [row] * count, keys, step=None)
-    assert Gatherer().gather([(block, count - 1)]).values().tolist() == [1.0, 2.0]
+    column = Gatherer().gather([(block, count - 1)])
+    assert isinstance(column, torch.Tensor)
+    assert column.values().tolist() == [1.0, 2.0]
 
 
 async def test_rows_with_more_axes_keep_them(queue: TransferQueue, open_session: OpenSession) -> None:
