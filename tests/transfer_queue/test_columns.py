@@ -70,7 +70,7 @@ async def test_a_row_is_stored_as_its_values_say(row: torch.Tensor, count: int) 
     block = encode("x", [row] * count, keys, step=None)
     column = Gatherer().gather([(block, count - 1)])
     assert isinstance(column, torch.Tensor)
-    assert column.values().tolist() == [1.0, 2.0]
+    assert rows_of(column)[0].tolist() == [1.0, 2.0]
 
 
 async def test_rows_with_more_axes_keep_them(queue: TransferQueue, open_session: OpenSession) -> None:
