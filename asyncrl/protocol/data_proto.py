@@ -1,7 +1,7 @@
 """DataProto: the padded carrier between a stage and `algorithms/`, and its layout.
 
 Padded layout (verl's): prompts padded on the left to P, responses on the right to R, input_ids = prompts | responses of width
-L = P + R, so column P is the first response token of every row.
+L = P + R, so column P is the first response token of every row. Position ids of several axes are [B, A, L] (`position_ids.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,6 +16,7 @@ from asyncrl.errors import FieldError
 from asyncrl.fields import Axis, Field
 from asyncrl.fields import field as catalogue_field
 from asyncrl.ports import Json
+from asyncrl.protocol.position_ids import pad_position_ids, unpad_position_ids
 from asyncrl.protocol.ragged import fill, from_values, is_ragged, lengths_of, mask_of, offsets_of, to_padded, to_ragged
 
 
@@ -43,24 +44,26 @@ def pad_batch(columns: TensorDict) -> DataProto:
     """Ragged columns of a batch as padded tensors, plus `prompt_lens` and `response_lens` (int64 [B]) for the way back, and
     `attention_mask` (bool [B, L]) where there is a column of the sequence axis.
 
-    Raises FieldError when columns of one axis differ in length, or a sequence column comes without a prompt-axis column.
+    Raises FieldError when columns of one axis differ in length, a sequence column comes without a prompt-axis column, or an
+    `attention_mask` column is False somewhere: ragged rows have no padding.
     """
     lengths = _axis_lengths(columns)
+    mask_BL = _sequence_mask(lengths) if Axis.SEQUENCE in lengths else None
     tensors: dict[str, torch.Tensor] = {}
     objects: dict[str, np.ndarray] = {}
     for name, entry, column in _entries(columns):
         if not entry.is_tensor:
             objects[name] = object_array(column.tolist())
         elif is_ragged(column):
-            tensors[name] = _pad(column, entry.axis, lengths)
+            tensors[name] = _pad(name, column, entry.axis, mask_BL)
         else:
             tensors[name] = column
     if Axis.PROMPT in lengths:
         tensors["prompt_lens"] = lengths[Axis.PROMPT]
     if Axis.RESPONSE in lengths:
         tensors["response_lens"] = lengths[Axis.RESPONSE]
-    if Axis.SEQUENCE in lengths:
-        tensors["attention_mask"] = _sequence_mask(lengths)
+    if mask_BL is not None:
+        tensors["attention_mask"] = mask_BL
     return DataProto(batch=TensorDict(tensors, batch_size=[len(columns)]), non_tensor_batch=objects)
 
 
@@ -74,6 +77,8 @@ def unpad_field(data: DataProto, name: str, padded: torch.Tensor) -> torch.Tenso
     if axis is Axis.RESPONSE:
         return to_ragged(padded, data.batch["response_lens"])
     mask = data.batch["attention_mask"]
+    if name == "position_ids":
+        return unpad_position_ids(padded, mask)
     return from_values(padded[mask], offsets_of(mask.sum(1)))
 
 
@@ -112,14 +117,18 @@ def _axis_lengths(columns: TensorDict) -> dict[Axis, torch.Tensor]:
     return lengths
 
 
-def _pad(column: torch.Tensor, axis: Axis, lengths: Mapping[Axis, torch.Tensor]) -> torch.Tensor:
+def _pad(name: str, column: torch.Tensor, axis: Axis, mask_BL: torch.Tensor | None) -> torch.Tensor:
     if axis is Axis.PROMPT:
         return to_padded(column, side="left")
     if axis is Axis.RESPONSE:
         return to_padded(column)
-    mask, values = _sequence_mask(lengths), column.values()
-    padded = torch.zeros((*mask.shape, *values.shape[1:]), dtype=values.dtype, device=values.device)
-    return fill(padded, mask, values)
+    assert mask_BL is not None, "there is a mask where there is a column of the sequence axis"
+    if name == "position_ids":
+        return pad_position_ids(column, mask_BL)
+    values = column.values()
+    if name == "attention_mask" and not values.all():
+        raise FieldError(f"field 'attention_mask' is False at entry {int(values.int().argmin())}, but ragged rows have no padding")
+    return fill(torch.zeros((*mask_BL.shape, *values.shape[1:]), dtype=values.dtype, device=values.device), mask_BL, values)
 
 
 def _sequence_mask(lengths: Mapping[Axis, torch.Tensor]) -> torch.Tensor:
