@@ -52,7 +52,8 @@ class Feed:
         if self._end is not None and self._cursor >= self._end:
             return None
         row = self._dataset[self._row_at(self._cursor)]
-        prompt = to_prompt(row, uid=self._world.uid(self._cursor), global_steps=global_steps)
+        number = self._cursor
+        prompt = to_prompt(row, uid=self._world.uid(number), global_steps=global_steps, number=number)
         self._cursor += 1
         return prompt
 

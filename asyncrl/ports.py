@@ -183,6 +183,8 @@ class Prompt:
     """Other columns of the row, untouched."""
     global_steps: int = 0
     """Weight version when the group was admitted."""
+    number: int = 0
+    """It is the `number`-th prompt of the run, from 0: the feed's cursor before it was taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,19 +248,100 @@ class StepContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FieldReport:
-    """Schema of one written column, for the lineage: lengths are the rows' lengths along the ragged axis (empty for axis none)."""
+class FieldSchema:
+    """What one column of some rows looks like, without its payload."""
 
     field: str
     dtype: str
+    """A torch dtype name, or `object`."""
     device: str
+    layout: str
+    """`ragged`, `stacked` (one tensor a row) or `object` (one JSON value a row)."""
+    shape: tuple[int, ...]
+    """Of one entry along the ragged axis, or of one stacked row."""
     lengths: tuple[int, ...]
-    mask_sum: int | None
+    """A row: its entries along the ragged axis, 1 in the other layouts, -1 where it lacks the column."""
+    mask_sums: tuple[int, ...] | None
+    """A row: `response_mask.sum()` as it was found beside the column; None where no mask was there."""
+
+
+class Access(StrEnum):
+    """What a box of the way did with a column."""
+
+    READ = "read"
+    WRITE = "write"
+    TAKE = "take"  # sample: handed its keys on
+    FREE = "free"  # retire: ended it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldReport(FieldSchema):
+    """A column as a box of the way found or left it, for the lineage: of the traced rows alone."""
+
+    stage: str
+    access: Access
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldField(FieldSchema):
+    """A column as the store holds it. by_stage: a training step wrote it, not a session."""
+
+    by_stage: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageResult:
-    """What a stage leaves behind in the controller: numbers, and the schema of what was written; never the payload."""
+    """What a stage leaves behind in the controller: numbers, and what it read and wrote of traced rows; never the payload."""
 
     metrics: dict[str, float]
     reports: tuple[FieldReport, ...] = ()
+
+
+# --- tracing ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """How the processes that hold one model are cut. dp: data, sp: sequence, tp: tensor, pp: pipeline, cp: context parallel.
+
+    The actor's and the rollout's are two different ones; neither follows from the other.
+    """
+
+    world: int = 1
+    dp: int = 1
+    sp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+
+
+class SpanKind(StrEnum):
+    """What a stretch of time was spent on."""
+
+    WAIT = "wait"
+    SESSION = "session"
+    TURN = "turn"  # one generate call
+    TOOL = "tool"
+    REWARD = "reward"
+    STAGE = "stage"
+
+
+class Span(Protocol):
+    """A stretch of time under way: a context manager that ends when its block does, however that does. What it is inside of is
+    the span it was made from."""
+
+    def span(self, kind: SpanKind, name: str) -> "Span":
+        """Begin another one inside this one."""
+        ...
+
+    def note(self, *, outcome: str = "", **facts: Json) -> None:
+        """Add facts. outcome: in place of `ok`; a block that raises has the error's."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None") -> None: ...
+
+
+SessionSpan = Callable[[str, int], Span]
+"""(uid, session_id) -> the span of a session that begins now."""

@@ -97,7 +97,7 @@ class RLHFDataset:
             raise DataError(f"{self.where(position)}: the prompt cannot be rendered: {named_message_of(error)}") from error
 
 
-def to_prompt(row: Row, *, uid: str, global_steps: int) -> Prompt:
+def to_prompt(row: Row, *, uid: str, global_steps: int, number: int = 0) -> Prompt:
     """A row on its way to its sessions. It owns its values, so what a session does to them is not seen in the next epoch.
 
     `columns` has everything without a field of its own, `index`, `interaction_kwargs` and the whole `reward_model` included.
@@ -112,6 +112,7 @@ def to_prompt(row: Row, *, uid: str, global_steps: int) -> Prompt:
         tools_kwargs=own["tools_kwargs"],
         columns={name: value for name, value in own.items() if name not in _PROMPT_FIELDS},
         global_steps=global_steps,
+        number=number,
     )
 
 

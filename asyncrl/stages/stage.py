@@ -4,8 +4,8 @@ replay.sample -> [stages] -> retire
 
 A stage is data plus a function: what it reads, what it writes, and `compute`, which sees only columns. The wrapper `run_stage` is
 the only code that touches the TransferQueue: it gets `reads` for the batch's keys, runs `compute`, checks the result against the
-catalogue, puts `writes` under the step's lease, and reports the schema. The controller never keeps the payload. A get copies, so a
-stage that works in place cannot change the store.
+catalogue, puts `writes` under the step's lease, and reports the schema of traced rows. The controller never keeps the payload. A
+get copies, so a stage that works in place cannot change the store.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,10 +18,11 @@ from asyncrl.errors import DeadlineError, FieldError
 from asyncrl.fields import Axis
 from asyncrl.fields import field as catalogue_field
 from asyncrl.keys import StepLease
-from asyncrl.ports import FieldReport, StageResult, StepContext, World
+from asyncrl.ports import Access, StageResult, StepContext, World
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.invariants import check_batch
-from asyncrl.protocol.ragged import is_ragged, lengths_of
+from asyncrl.protocol.ragged import is_ragged
+from asyncrl.stages.reports import mask_sums, reports_of
 from asyncrl.transfer_queue import TransferQueue
 
 
@@ -59,6 +60,8 @@ class StepScope:
     check: bool
     timeout_s: float | None = None
     """Of each stage: trainer.stage_timeout_s. None: no deadline."""
+    traced: tuple[int, ...] = ()
+    """Rows of the batch whose columns are reported for the lineage."""
 
 
 async def run_stage(stage: Stage, scope: StepScope) -> StageResult:
@@ -67,16 +70,20 @@ async def run_stage(stage: Stage, scope: StepScope) -> StageResult:
     """
     batch = scope.batch
     columns = await scope.queue.kv_batch_get(batch.keys, partition_id=batch.partition_id, fields=sorted(stage.reads))
+    sums = mask_sums(columns, scope.traced)  # before the stage: it may work in place
+    reads = reports_of(stage.name, Access.READ, columns, scope.traced, sums)
     output = await _offloaded(stage, scope, columns)
     if not output.columns:
-        return StageResult(metrics=output.metrics)
+        return StageResult(metrics=output.metrics, reports=reads)
     await scope.queue.kv_batch_put(
         batch.keys,
         partition_id=batch.partition_id,
         lease=scope.lease,
         fields=TensorDict(dict(output.columns), batch_size=[len(batch)]),
     )
-    return StageResult(metrics=output.metrics, reports=_report(output.columns, columns))
+    return StageResult(
+        metrics=output.metrics, reports=reads + reports_of(stage.name, Access.WRITE, output.columns, scope.traced, sums)
+    )
 
 
 async def _offloaded(stage: Stage, scope: StepScope, columns: TensorDict) -> StageOutput:
@@ -112,18 +119,3 @@ def _check_writes(stage: Stage, output: StageOutput, num_rows: int) -> None:
             raise FieldError(f"stage {stage.name!r} wrote {name!r} with the wrong layout; the catalogue says axis {entry.axis}")
         if len(column) != num_rows:
             raise FieldError(f"stage {stage.name!r} wrote {len(column)} rows of {name!r} for a batch of {num_rows}")
-
-
-def _report(written: Mapping[str, torch.Tensor], columns: TensorDict) -> tuple[FieldReport, ...]:
-    mask = columns.get("response_mask", None)
-    mask_sum = None if mask is None else int(mask.values().sum())
-    return tuple(
-        FieldReport(
-            field=name,
-            dtype=str(column.dtype).removeprefix("torch."),
-            device=str(column.device),
-            lengths=tuple(lengths_of(column).tolist()) if is_ragged(column) else (),
-            mask_sum=mask_sum,
-        )
-        for name, column in written.items()
-    )

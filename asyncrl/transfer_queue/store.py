@@ -25,8 +25,10 @@ from tensordict import TensorDict
 
 from asyncrl.errors import DuplicateKeyError, FieldError, LeaseScopeError, StaleLeaseError, StoreError, TagCountError, TagValueError
 from asyncrl.keys import GroupLease, Lease, SessionLease, StepLease
+from asyncrl.ports import HeldField
 from asyncrl.protocol.batch_meta import Tag, TagValue
 from asyncrl.transfer_queue.columns import Fields, Gatherer, encode_fields
+from asyncrl.transfer_queue.describe import describe
 from asyncrl.transfer_queue.leases import Leases
 from asyncrl.transfer_queue.partition import Owner, Partition
 from asyncrl.transfer_queue.watch import Watch
@@ -289,6 +291,13 @@ class TransferQueue:
             "watchers": sum(len(self._watchers(name)) for name in list(self._watches)),
             **self._counts,
         }
+
+    async def describe(self, keys: Sequence[str], *, partition_id: str) -> tuple[HeldField, ...]:
+        """Each field that any of `keys` has: its schema and lengths, no value of it.
+
+        Raises UnknownPartitionError or UnknownKeyError.
+        """
+        return describe(self._partition(partition_id), keys)
 
     async def __aenter__(self) -> Self:
         return self

@@ -58,12 +58,51 @@ def stage(
     )
 
 
-async def test_what_a_stage_writes_is_in_the_store_and_in_its_report(bench: Bench) -> None:
+async def test_what_a_stage_writes_is_in_the_store(bench: Bench) -> None:
     result = await run_stage(stage(lambda columns: {"returns": columns["rm_scores"]}, reads="rm_scores response_mask"), bench.scope)
     assert await bench.read("returns") == [[0.0, 0.0, 1.0], [0.5]]
-    (report,) = result.reports
-    assert (report.field, report.dtype, report.lengths, report.mask_sum) == ("returns", "float32", (3, 1), 3)
     assert result.metrics == {"n": 2.0}
+    assert result.reports == (), "nobody traces a row"
+
+
+@pytest.mark.parametrize(("traced", "lengths", "sums"), [((0, 1), (3, 1), (2, 1)), ((1,), (1,), (1,))])
+async def test_what_a_stage_reads_and_writes_of_traced_rows_is_reported(
+    bench: Bench, traced: tuple[int, ...], lengths: tuple[int, ...], sums: tuple[int, ...]
+) -> None:
+    def spoil_mask(columns: TensorDict) -> dict[str, torch.Tensor]:
+        columns["response_mask"].values().fill_(False)
+        return {"returns": columns["rm_scores"]}
+
+    result = await run_stage(stage(spoil_mask, reads="rm_scores response_mask"), replace(bench.scope, traced=traced))
+    told = [(report.stage, report.access, report.field, report.dtype, report.layout) for report in result.reports]
+    assert told == [
+        ("under test", "read", "response_mask", "bool", "ragged"),
+        ("under test", "read", "rm_scores", "float32", "ragged"),
+        ("under test", "write", "returns", "float32", "ragged"),
+    ]
+    assert {(report.lengths, report.mask_sums, report.device, report.shape) for report in result.reports} == {
+        (lengths, sums, "cpu", ())
+    }
+
+
+async def test_a_report_knows_a_mask_only_from_the_stages_own_columns(bench: Bench) -> None:
+    result = await run_stage(stage(lambda columns: {"returns": columns["rm_scores"]}), replace(bench.scope, traced=(0,)))
+    assert [report.mask_sums for report in result.reports] == [None, None]
+
+
+async def test_objects_and_numbers_a_row_are_reported_in_their_layout(bench: Bench) -> None:
+    lease = SessionLease(uid="b", session_id=0)
+    queue = bench.scope.queue
+    await queue.open_lease(GroupLease(uid="b"))
+    await queue.open_lease(lease)
+    fields = {"num_turns": [2], "extra_fields": [{"a": [1, 2]}]}
+    await queue.kv_batch_put(["b_0_0"], partition_id=TRAIN, lease=lease, fields=fields, tags=[{"status": "finished"}])
+    batch = KVBatchMeta(partition_id=TRAIN, keys=("b_0_0",), tags=({},))
+    result = await run_stage(
+        stage(lambda columns: {}, reads="num_turns extra_fields", writes=""), replace(bench.scope, batch=batch, traced=(0,))
+    )
+    told = [(report.field, report.dtype, report.layout, report.shape, report.lengths) for report in result.reports]
+    assert told == [("extra_fields", "object", "object", (), (1,)), ("num_turns", "int64", "stacked", (), (1,))]
 
 
 async def test_a_stage_that_works_in_place_cannot_change_the_store(bench: Bench) -> None:
