@@ -301,6 +301,10 @@ class Gatherer:
     def __init__(self) -> None:
         self._offsets: dict[tuple[int, ...], torch.Tensor] = {}
 
+    def batch(self, cells: Mapping[str, Sequence[Cell]], size: int) -> TensorDict:
+        """The columns of `size` rows."""
+        return TensorDict({name: self.gather(column) for name, column in cells.items()}, batch_size=[size])
+
     def gather(self, cells: Sequence[Cell]) -> torch.Tensor | NonTensorStack:
         """The values at `cells`, in order, in memory that the caller owns. All cells have one schema."""
         schema = cells[0][0].schema
