@@ -9,6 +9,7 @@ the journal in memory (`model.py`) is made of it, and the one on disk must come 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from asyncrl.errors import JournalError
 from asyncrl.protocol.batch_meta import TagValue
@@ -26,9 +27,8 @@ class Header:
     shape: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowEntry:
-    """One key: where it is, who wrote it last, its whole tag. `session_id` None: a prompt."""
+class RowEntry(NamedTuple):
+    """One key: where it is, who wrote it last, its whole tag. `session_id` None: a prompt. (A tuple: hundreds are made a put.)"""
 
     row_id: int
     partition_id: str

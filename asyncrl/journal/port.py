@@ -32,7 +32,7 @@ class Journal(Protocol):
         ...
 
     def stats(self) -> dict[str, float]:
-        """`journal_bytes` (files now), `journal_commits` (group commits so far), `journal_waiting` (entries not acknowledged yet)."""
+        """`journal_bytes` (files now), `journal_commits` (group commits so far), `journal_waiting` (entries not acknowledged)."""
         ...
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from asyncrl.errors import LeaseScopeError, StaleLeaseError
+from asyncrl.journal.entries import LeaseEntry
 from asyncrl.keys import GroupLease, Lease, SessionLease, StepLease
 
 
@@ -108,13 +109,6 @@ class Leases:
             elif group is not None and session_id in group.sessions:
                 group.sessions[session_id].is_open = False
 
-    def close_owner_of(self, key: str) -> None:
-        """The same for a key that was never written, whose owner its name tells."""
-        uid, *numbers = key.rsplit("_", 2)
-        self.close_owners([(key, None)])
-        if numbers and numbers[0].isdecimal():
-            self.close_owners([(uid, int(numbers[0]))])
-
     def revive_step(self, step: int) -> None:
         """The step failed: its lease is closed, and only a higher attempt opens again."""
         failed = self._steps.pop(step, None)
@@ -125,6 +119,35 @@ class Leases:
         self._groups.clear()
         self._steps.clear()
         self._revived.clear()
+
+    # --- sight
+
+    def group(self, uid: str) -> GroupLease | None:
+        """The open lease of a group."""
+        group = self._groups.get(uid)
+        return None if group is None else group.lease
+
+    def entries(self, uid: str, session_id: int | None = None) -> list[LeaseEntry]:
+        """What is so of one session of an open group, or of the group (`session_id` None) and all its sessions."""
+        group = self._groups.get(uid)
+        if group is None:
+            return []
+        if session_id is not None:
+            return [_entry_of(group.sessions[session_id])] if session_id in group.sessions else []
+        lease = LeaseEntry(uid=uid, session_id=None, attempt=0, incarnation=group.lease.incarnation, is_open=True)
+        return [lease, *map(_entry_of, group.sessions.values())]
+
+    def add_saved(self, entries: Collection[LeaseEntry]) -> None:
+        """As they were kept: groups, then their sessions."""
+        for entry in entries:
+            if entry.session_id is None:
+                self._groups[entry.uid] = _Group(lease=GroupLease(uid=entry.uid, incarnation=entry.incarnation))
+        for entry in entries:
+            if entry.session_id is not None:
+                lease = SessionLease(
+                    uid=entry.uid, session_id=entry.session_id, attempt=entry.attempt, incarnation=entry.incarnation
+                )
+                self._groups[entry.uid].sessions[entry.session_id] = _Session(lease=lease, is_open=entry.is_open)
 
     # --- check
 
@@ -161,6 +184,23 @@ class Leases:
         if step.keys is None:
             return None
         return next((key for key in keys if key not in step.keys), None)
+
+
+def _entry_of(session: _Session) -> LeaseEntry:
+    lease = session.lease
+    return LeaseEntry(
+        uid=lease.uid,
+        session_id=lease.session_id,
+        attempt=lease.attempt,
+        incarnation=lease.incarnation,
+        is_open=session.is_open,
+    )
+
+
+def owners_named(key: str) -> list[tuple[str, int | None]]:
+    """Whose a key is that was never written, by its name: a group, and perhaps a session of another."""
+    uid, *numbers = key.rsplit("_", 2)
+    return [(key, None), *([(uid, int(numbers[0]))] if numbers and numbers[0].isdecimal() else [])]
 
 
 def _rank(lease: StepLease) -> tuple[int, int]:

@@ -7,7 +7,7 @@ A row is a tag and, a field, where its value lies (a block and a row in it). Eve
 3. A block lives exactly as long as a row needs a value of it, and is at least half needed.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from asyncrl.errors import DtypeChangeError, LeaseScopeError, MissingColumnError, UnknownKeyError, UnknownPartitionError
@@ -35,8 +35,9 @@ class Owner:
 
 @dataclass(slots=True)
 class Row:
-    """One key: its tag, where its values lie, who wrote it."""
+    """One key: its tag, where its values lie, who wrote it. `row_id`: its number, which no other row ever has."""
 
+    row_id: int
     tag: Tag
     owner: Owner
     cells: dict[str, Cell] = field(default_factory=dict)
@@ -49,10 +50,14 @@ class _Column:
 
 
 class Partition:
-    """Rows of one partition. `size_bytes`: bytes held; `live_bytes`: bytes that rows need, at least half of them."""
+    """Rows of one partition. `size_bytes`: bytes held; `live_bytes`: bytes that rows need, at least half of them.
 
-    def __init__(self, partition_id: str) -> None:
+    row_ids: numbers of new rows, shared by all partitions.
+    """
+
+    def __init__(self, partition_id: str, row_ids: Iterator[int]) -> None:
         self.partition_id = partition_id
+        self._row_ids = row_ids
         self.rows: dict[str, Row] = {}
         self.size_bytes = 0
         self.live_bytes = 0
@@ -83,6 +88,11 @@ class Partition:
     def owners(self, keys: Iterable[str]) -> list[tuple[str, int | None]]:
         """(uid, session_id; None for a prompt) of the rows, each once. Every key exists."""
         return list({(owner.uid, owner.session_id): None for owner in (self.rows[key].owner for key in keys)})
+
+    @property
+    def uids(self) -> list[str]:
+        """Groups that have a row, in the order they came."""
+        return list(self._groups)
 
     def group_keys(self, uid: str) -> list[str]:
         """Keys of the group, its prompt included, in the order they came."""
@@ -146,9 +156,25 @@ class Partition:
         if row is not None:
             row.owner = owner
             return False
-        self.rows[key] = Row({}, owner)
-        self._groups.setdefault(owner.uid, {})[key] = None
+        self._add(key, Row(next(self._row_ids), {}, owner))
         return True
+
+    def _add(self, key: str, row: Row) -> None:
+        self.rows[key] = row
+        self._groups.setdefault(row.owner.uid, {})[key] = None
+
+    def add_saved(self, rows: Mapping[str, Row], blocks: Mapping[str, Sequence[Block]]) -> None:
+        """Rows and blocks as they were kept; the owners of a block's rows are among `rows`."""
+        for key, row in rows.items():
+            self._add(key, row)
+        for name, parts in blocks.items():
+            for block in parts:
+                self._columns.setdefault(name, _Column(block.schema)).num_cells += block.num_owned
+                self.size_bytes += block.size_bytes
+                self.live_bytes += block.live_bytes
+                for position, owner in enumerate(block.owners):
+                    assert owner is not None
+                    self.rows[owner].cells[name] = (block, position)
 
     # --- remove
 

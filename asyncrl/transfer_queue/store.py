@@ -2,106 +2,102 @@
 
 agents -> [TransferQueue] -> replay (tags), stages (values) -> retire
 
-It owns partitions, leases and watches, in memory; one process owns a store and is its only writer. It knows nothing of models, and
-of groups only which keys they have. Invariants:
+It owns partitions, leases, watches and the ledger, in memory; one process owns a store and is its only writer. It knows nothing of
+models, and of groups only which keys they have. With a journal, what it has acknowledged survives the process. Invariants:
 1. Each verb checks everything, then acts, with no await in between: it is whole or it raises and nothing has changed.
 2. Every put is made under an open lease that covers its keys (`leases.py`).
 3. After a clear or retire of a key no put brings it back: its group's or session's lease is closed, and no lower one opens.
 4. What goes in and what comes out are copies: nobody shares memory with the store.
 5. A partition without a key is no partition: nothing of it remains.
+6. A verb returns when the journal has acknowledged it. Its entry is queued in the act itself, so entries have the order of acts,
+   and a waiter that is cancelled takes nothing back. What stages write is not journaled: it can be computed again.
+7. What cannot be kept is not done: once the journal has failed, every verb that writes raises its failure.
 
-Three endings. `kv_clear` deletes for good. `retire` hides the rows of a trained step: their memory is freed at once, since here
-nothing could ask for them again. `revive` gives the rows of a step back as their sessions left them, without the columns that its
-stages wrote; of a retired row nothing is left to revive.
+Three endings. `kv_clear` and `drop` delete for good. `retire` hides the rows of a trained step: their memory is freed at once, a
+journal keeps those of a recorded step until `purge`. `revive` gives the rows of a failed step back as their sessions left them.
 """
 
-import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import MappingProxyType, TracebackType
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import TracebackType
 from typing import Any, Self
 
 from tensordict import TensorDict
 
-from asyncrl.errors import DuplicateKeyError, FieldError, LeaseScopeError, StaleLeaseError, StoreError, TagCountError, TagValueError
+from asyncrl.errors import LeaseScopeError, StoreError
+from asyncrl.journal.entries import Op, PutLeases, Saved
+from asyncrl.journal.port import Journal
 from asyncrl.keys import GroupLease, Lease, SessionLease, StepLease
 from asyncrl.ports import HeldField
-from asyncrl.protocol.batch_meta import Tag, TagValue
-from asyncrl.transfer_queue.columns import Fields, Gatherer, encode_fields
+from asyncrl.protocol.batch_meta import Tag
+from asyncrl.transfer_queue import endings, puts
+from asyncrl.transfer_queue.checks import listed
+from asyncrl.transfer_queue.columns import Fields, Gatherer
 from asyncrl.transfer_queue.describe import describe
-from asyncrl.transfer_queue.leases import Leases
-from asyncrl.transfer_queue.partition import Owner, Partition
+from asyncrl.transfer_queue.puts import Put, one_row
+from asyncrl.transfer_queue.state import State
 from asyncrl.transfer_queue.watch import Watch
-
-_NO_TAG: Tag = MappingProxyType({})
+from asyncrl.waiting import within
 
 
 class TransferQueue:
-    """Keys, tags and columns of all partitions. An async context manager: leaving it closes all leases and ends all watches."""
+    """Keys, tags and columns of all partitions. An async context manager: leaving it closes all leases and ends all watches.
 
-    def __init__(self) -> None:
-        self._partitions: dict[str, Partition] = {}
-        self._leases = Leases()
-        self._watches: dict[str, list[weakref.ref[Watch]]] = {}
-        self._counts = dict.fromkeys(("puts", "gets", "cleared", "retired", "refused_writes"), 0)
+    journal: None for memory alone; `saved` is what it kept until now. `opening.open_queue` makes both.
+    """
+
+    def __init__(self, journal: Journal | None = None, saved: Saved | None = None, *, commit_timeout_s: float = 60.0) -> None:
+        kept = saved or Saved()
+        self._journal = journal
+        self._commit_timeout_s = commit_timeout_s
+        self._state = State(kept, is_journaled=journal is not None)
+        self.incarnation = kept.incarnation
+        """How often the run was started before this time. Leases of this one carry it."""
+
+    def _write(self, verb: Callable[[], list[Op]]) -> list[Op]:
+        """Do what is asked, unless it could not be kept. Refusals are counted."""
+        if self._journal is not None and self._journal.failure is not None:
+            raise self._journal.failure
+        with self._state.counting_refusals():
+            return verb()
+
+    async def _commit(self, ops: list[Op], *, synced: bool = False) -> None:
+        """Wait until what was done is kept. Raises JournalWriteError, or DeadlineError after `commit_timeout_s`."""
+        if self._journal is None or not ops:
+            return
+        limit_s = self._commit_timeout_s
+        acknowledged = self._journal.append(ops, synced=synced)
+        async with within(limit_s, lambda: f"the journal did not acknowledge within store.commit_timeout_s = {limit_s:g} s"):
+            await acknowledged
 
     # --- leases
 
     async def open_lease(self, lease: Lease, *, keys: Collection[str] | None = None, partition_id: str | None = None) -> None:
         """Open a group's, session's or step's lease.
 
-        A session needs the open lease of its group. A higher attempt deletes every row of the session's lower attempts, and a
-        higher attempt or incarnation makes the older lease stale. `keys` and `partition_id` bound what a step may write; without
-        them it may add columns to any key that exists. Raises StaleLeaseError for a lease that is open, has settled, or is lower
-        than one before.
+        A session needs the open lease of its group. A higher attempt deletes every row and turn of the session's lower attempts,
+        and a higher attempt or incarnation makes the older lease stale. `keys` and `partition_id` bound what a step may write;
+        without them it may add columns to any key that exists. Raises StaleLeaseError for a lease that is open, has settled, or is
+        lower than one before.
         """
-        with self._counting_refusals():
-            if isinstance(lease, StepLease):
-                self._leases.open_step(lease, keys=keys, partition_id=partition_id)
-                return
-            if keys is not None or partition_id is not None:
-                raise LeaseScopeError(f"{lease} covers its own keys; only a step's lease takes keys and a partition")
-            self._refuse_lower(lease)
-            if isinstance(lease, GroupLease):
-                self._leases.open_group(lease)
-            else:
-                self._leases.open_session(lease)
-                for partition, key, owner in self._rows_of(lease):
-                    if owner.attempt < lease.attempt:
-                        self._remove(partition, [key])
+        await self._commit(self._write(lambda: self._open(lease, keys, partition_id)))
+
+    def _open(self, lease: Lease, keys: Collection[str] | None, partition_id: str | None) -> list[Op]:
+        leases = self._state.leases
+        if isinstance(lease, StepLease):
+            leases.open_step(lease, keys=keys, partition_id=partition_id)
+            return []
+        if keys is not None or partition_id is not None:
+            raise LeaseScopeError(f"{lease} covers its own keys; only a step's lease takes keys and a partition")
+        self._state.refuse_lower(lease)
+        if isinstance(lease, SessionLease):
+            return self._state.open_session(lease)
+        leases.open_group(lease)
+        return [PutLeases(leases.entries(lease.uid))]
 
     async def close_lease(self, lease: Lease) -> None:
         """End a lease, and with a group's those of its sessions. One that is not open (its group was cleared, say) is fine."""
-        self._leases.close(lease)
-
-    def _refuse_lower(self, lease: GroupLease | SessionLease) -> None:
-        """Rows remember who wrote them, so that a settled writer cannot come back after its lease was forgotten."""
-        for _, _, owner in self._rows_of(lease):
-            if isinstance(lease, SessionLease) and lease.attempt < owner.attempt:
-                raise StaleLeaseError(f"{lease} cannot be opened: attempt {owner.attempt} has written")
-            if lease.incarnation < owner.incarnation or (isinstance(lease, GroupLease) and lease.incarnation == owner.incarnation):
-                raise StaleLeaseError(f"{lease} cannot be opened: incarnation {owner.incarnation} has written")
-
-    def _rows_of(self, lease: GroupLease | SessionLease) -> list[tuple[Partition, str, Owner]]:
-        session_id = lease.session_id if isinstance(lease, SessionLease) else None
-        found = [
-            (partition, key, partition.rows[key].owner)
-            for partition in self._partitions.values()
-            for key in partition.group_keys(lease.uid)
-        ]
-        return [row for row in found if row[2].session_id == session_id]
-
-    @contextmanager
-    def _counting_refusals(self) -> Iterator[None]:
-        try:
-            yield
-        except StaleLeaseError:
-            self._counts["refused_writes"] += 1
-            raise
-
-    def _partition(self, partition_id: str) -> Partition:
-        """The partition; where there is none, an empty one that nobody keeps."""
-        return self._partitions.get(partition_id) or Partition(partition_id)
+        if self._state.leases.is_open(lease):
+            await self._commit(self._write(lambda: self._state.close(lease)))
 
     # --- put
 
@@ -109,8 +105,8 @@ class TransferQueue:
         self, key: str, *, partition_id: str, lease: Lease, fields: Mapping[str, Any] | None = None, tag: Tag | None = None
     ) -> None:
         """One key: `fields` holds its values themselves (a ragged row is a tensor of its own length). Raises as `kv_batch_put`."""
-        columns = None if fields is None else {name: [value] for name, value in fields.items()}
-        self._put([key], partition_id, lease, columns, None if tag is None else [tag])
+        what = Put(partition_id=partition_id, keys=[key], fields=one_row(fields), tags=None if tag is None else [tag])
+        await self._commit(self._write(lambda: puts.put(self._state, lease, what)))
 
     async def kv_batch_put(
         self,
@@ -128,41 +124,46 @@ class TransferQueue:
         Raises StaleLeaseError, LeaseScopeError, DuplicateKeyError, TagCountError, TagValueError, DtypeChangeError, FieldError, and
         UnknownKeyError or UnknownPartitionError when a step writes to a key that does not exist; nothing is changed then.
         """
-        self._put(_listed(keys), partition_id, lease, fields, tags)
+        what = Put(partition_id=partition_id, keys=listed(keys), fields=fields, tags=tags)
+        await self._commit(self._write(lambda: puts.put(self._state, lease, what)))
 
-    def _put(self, keys: list[str], partition_id: str, lease: Lease, fields: Fields | None, tags: Sequence[Tag] | None) -> None:
-        if not keys:
-            raise StoreError(f"a put of no keys into partition {partition_id!r}")
-        _check_unique(keys)
-        with self._counting_refusals():
-            self._leases.check(lease, keys, partition_id)
-            if tags is not None and isinstance(lease, StepLease):
-                raise LeaseScopeError(f"{lease} may add columns, not tags; refused for key {keys[0]!r}")
-        step = lease.step if isinstance(lease, StepLease) else None
-        blocks = encode_fields(fields, keys, step=step)
-        partition = self._partition(partition_id)
-        merged = None if tags is None else self._merge(partition, keys, tags)
-        with self._counting_refusals():
-            partition.check_put(keys, blocks, lease)
-        # Everything is checked: from here on nothing raises.
-        self._partitions[partition_id] = partition
-        new = partition.put(keys, blocks, merged, None if isinstance(lease, StepLease) else Owner.of(lease))
-        self._counts["puts"] += 1
-        if new or merged is not None:
-            created = set(new)
-            for watch in self._watchers(partition_id):
-                for key in keys if merged is not None else new:
-                    watch.note(key, existed=key not in created, exists=True)
+    async def admit(
+        self, lease: GroupLease, *, partition_id: str, cursor: int, tag: Tag, fields: Mapping[str, Any] | None = None
+    ) -> None:
+        """Begin a group, in one transaction: its lease, its prompt's row, the feed's cursor, and one more admitted.
 
-    def _merge(self, partition: Partition, keys: Sequence[str], tags: Sequence[Tag]) -> list[Tag]:
-        if len(tags) != len(keys):
-            where = f"none for {keys[len(tags)]!r}" if len(tags) < len(keys) else f"the last key is {keys[-1]!r}"
-            raise TagCountError(f"{len(tags)} tags for {len(keys)} keys of partition {partition.partition_id!r}: {where}")
-        rows = partition.rows
-        return [
-            MappingProxyType({**(rows[key].tag if key in rows else _NO_TAG), **_checked_tag(key, tag)})
-            for key, tag in zip(keys, tags, strict=True)
-        ]
+        cursor: number of prompts that the feed has handed out, this one included. Raises as `open_lease` and `kv_put`.
+        """
+        prompt = Put(partition_id=partition_id, keys=[lease.uid], fields=one_row(fields), tags=[tag])
+        await self._commit(self._write(lambda: puts.admit(self._state, lease, prompt, cursor)))
+
+    async def put_turn(self, lease: SessionLease, turn: int, fields: Mapping[str, Any]) -> None:
+        """Keep what turn `turn` (from 0) of a session came to, until the session settles. fields: as `kv_put`.
+
+        Raises StaleLeaseError, FieldError, and RecordError for a turn that does not follow the one before.
+        """
+        await self._commit(self._write(lambda: puts.put_turn(self._state, lease, turn, fields)))
+
+    async def settle_session(
+        self,
+        lease: SessionLease,
+        *,
+        partition_id: str,
+        keys: Sequence[str] = (),
+        fields: Fields | None = None,
+        tags: Sequence[Tag] | None = None,
+        group_tag: Tag | None = None,
+    ) -> None:
+        """End a session, in one transaction: its trajectories, its lease, its turns. A session that failed has no keys.
+
+        group_tag: the last one of the prompt, when no sibling is left; it ends the group's lease as well. Raises as `kv_batch_put`.
+        """
+        rows = Put(partition_id=partition_id, keys=listed(keys), fields=fields, tags=tags)
+        await self._commit(self._write(lambda: puts.settle_session(self._state, lease, rows, group_tag)))
+
+    async def settle_group(self, lease: GroupLease, *, partition_id: str, tag: Tag) -> None:
+        """End a group, in one transaction: its prompt's last tag and its lease. Raises as `kv_put`."""
+        await self._commit(self._write(lambda: puts.settle_group(self._state, lease, partition_id, tag)))
 
     # --- read
 
@@ -172,36 +173,74 @@ class TransferQueue:
         Ragged fields are jagged tensors, those with equal lengths share one offsets tensor; others are [B, ...]; objects are a
         NonTensorStack. Raises UnknownPartitionError, UnknownKeyError or MissingColumnError, which name key, field and producer.
         """
-        wanted = _listed(keys)
+        wanted = listed(keys)
         if not wanted:
             raise StoreError(f"a get of no keys from partition {partition_id!r}: there is no batch of nothing")
-        partition = self._partition(partition_id)
-        cells = {name: partition.cells(name, wanted) for name in _listed(fields)}
+        partition = self._state.partition(partition_id)
+        cells = {name: partition.cells(name, wanted) for name in listed(fields)}
         if not cells:
             for key in wanted:
                 partition.row(key)
-        gatherer = Gatherer()
-        columns = {name: gatherer.gather(column) for name, column in cells.items()}
-        self._counts["gets"] += 1
-        return TensorDict(columns, batch_size=[len(wanted)])
+        self._state.counts["gets"] += 1
+        return Gatherer().batch(cells, len(wanted))
+
+    async def kv_turns(self, uid: str, session_id: int) -> list[TensorDict]:
+        """What a session under way has kept of its turns: one TensorDict [1] a turn, copied."""
+        kept = self._state.ledger.turns.get((uid, session_id), [])
+        return [Gatherer().batch({name: [(block, 0)] for name, block in turn.items()}, 1) for turn in kept]
 
     async def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
         """Partition -> key -> tag, in the order the keys came. A partition that is asked for by name is there, if empty."""
-        chosen = list(self._partitions) if partition_id is None else [partition_id]
-        return {name: self._tags(name) for name in chosen}
+        chosen = list(self._state.partitions) if partition_id is None else [partition_id]
+        return {name: self._state.tags(name) for name in chosen}
 
     def kv_watch(self, partition_id: str) -> Watch:
         """Async iterator of `{key: tag, or None when gone}`: a snapshot first, then the changed keys at each wake. Begins now."""
-        watch = Watch(snapshot=lambda: dict(self._tags(partition_id)), read=lambda key: self._tag(partition_id, key))
-        self._watches.setdefault(partition_id, []).append(weakref.ref(watch))
+        state = self._state
+        watch = Watch(snapshot=lambda: dict(state.tags(partition_id)), read=lambda key: state.tag(partition_id, key))
+        state.watches.add(partition_id, watch)
         return watch
 
-    def _tag(self, partition_id: str, key: str) -> Tag | None:
-        row = self._partition(partition_id).rows.get(key)
-        return None if row is None else row.tag
+    # --- steps
 
-    def _tags(self, partition_id: str) -> dict[str, Tag]:
-        return {key: row.tag for key, row in self._partition(partition_id).rows.items()}
+    async def record(self, step: int, keys: Sequence[str], *, partition_id: str) -> None:
+        """Step `step` trains on `keys`, in this order, whatever happens: kept (and synced) before any stage runs.
+
+        A repetition with the same keys changes nothing. Raises UnknownKeyError, and RecordError for other keys, for a step out of
+        order, and for a key of another step.
+        """
+        wanted = listed(keys)
+        await self._commit(self._write(lambda: endings.record(self._state, step, wanted, partition_id)), synced=True)
+
+    async def retire(self, keys: Sequence[str], *, partition_id: str, step: int, lease: Lease) -> None:
+        """Hide the rows of a trained step; the prompt of a group goes with its last trajectory. Gets and lists no longer see them.
+
+        Raises StaleLeaseError unless `lease` is the open lease of `step`, UnknownKeyError for a key that is not there, RecordError
+        for less or more than the step's record, when it has one.
+        """
+        wanted = listed(keys)
+        await self._commit(self._write(lambda: endings.retire(self._state, wanted, partition_id, step, lease)))
+
+    async def revive(self, keys: Sequence[str], *, partition_id: str, step: int) -> None:
+        """Give the rows of a failed step back as their sessions left them: stage columns deleted, the step's lease closed.
+
+        Its record stays. Raises UnknownKeyError for a key that is not there.
+        """
+        endings.revive(self._state, listed(keys), partition_id, step)
+
+    async def purge(self, step: int) -> None:
+        """Forget the records up to `step`, and what a journal kept of their rows: no checkpoint is left that would ask for them.
+
+        Raises RecordError when one of them is not retired.
+        """
+        await self._commit(self._write(lambda: self._state.ledger.purge(step)))
+
+    async def start_over(self, *, step: int, cursor: int) -> None:
+        """Go on from the border after `step` with the feed at `cursor` and nothing under way.
+
+        All rows, leases and turns go; groups under way and those of later steps count as dropped by `restart`.
+        """
+        await self._commit(self._write(lambda: endings.start_over(self._state, step, cursor)), synced=True)
 
     # --- endings
 
@@ -209,130 +248,44 @@ class TransferQueue:
         """Delete keys for good, values and tags, and close the leases that could write them: a late write is refused.
 
         Clearing a prompt clears its whole group. A key that is not there is fine: what is asked for is that it is gone.
-        Raises DuplicateKeyError.
+        Raises DuplicateKeyError, and RecordError for a key that a step trains on.
         """
-        wanted = _listed(keys)
-        _check_unique(wanted)
-        partition = self._partition(partition_id)
-        gone: dict[str, None] = {}
-        for key in wanted:
-            row = partition.rows.get(key)
-            if row is None:
-                self._leases.close_owner_of(key)
-            else:
-                gone.update(dict.fromkeys(partition.group_keys(key) if row.owner.session_id is None else [key]))
-        self._leases.close_owners(partition.owners(gone))
-        self._remove(partition, gone)
-        self._counts["cleared"] += len(gone)
+        wanted = listed(keys)
+        await self._commit(self._write(lambda: endings.clear(self._state, wanted, partition_id)))
 
-    async def retire(self, keys: Sequence[str], *, partition_id: str, step: int, lease: Lease) -> None:
-        """Hide the rows of a trained step; the prompt of a group goes with its last trajectory. Gets and lists no longer see them.
+    async def drop(self, uids: Sequence[str], *, partition_id: str, reason: str) -> None:
+        """Decide not to train these groups, in one transaction: clear them and count them under `reason`. Raises as `kv_clear`."""
+        wanted = listed(uids)
+        await self._commit(self._write(lambda: endings.drop(self._state, wanted, partition_id, reason)))
 
-        Raises StaleLeaseError unless `lease` is the open lease of `step`, UnknownKeyError for a key that is not there.
-        """
-        wanted = _listed(keys)
-        _check_unique(wanted)
-        with self._counting_refusals():
-            if not isinstance(lease, StepLease) or lease.step != step or not self._leases.is_open(lease):
-                raise StaleLeaseError(f"refused to retire {len(wanted)} keys of step {step}: {lease} is not its open lease")
-        partition = self._partition(partition_id)
-        gone = dict.fromkeys(wanted)
-        for uid in {partition.row(key).owner.uid: None for key in wanted}:
-            left = [key for key in partition.group_keys(uid) if key not in gone]
-            if left == [uid]:
-                gone[uid] = None
-        self._leases.close_owners(partition.owners(gone))
-        self._remove(partition, gone)
-        self._counts["retired"] += len(gone)
+    # --- sight and life
 
-    async def revive(self, keys: Sequence[str], *, partition_id: str, step: int) -> None:
-        """Give the rows of a failed step back as their sessions left them: stage columns deleted, the step's lease closed.
-
-        Raises UnknownKeyError for a key that is not there.
-        """
-        wanted = _listed(keys)
-        partition = self._partition(partition_id)
-        for key in wanted:
-            partition.row(key)
-        self._leases.revive_step(step)
-        partition.remove_step_columns(wanted)
-
-    def _remove(self, partition: Partition, keys: Collection[str]) -> None:
-        partition.remove(keys)
-        for watch in self._watchers(partition.partition_id):
-            for key in keys:
-                watch.note(key, existed=True, exists=False)
-        if not partition.rows:
-            self._partitions.pop(partition.partition_id, None)
-
-    # --- watches, sight, life
-
-    def _watchers(self, partition_id: str) -> list[Watch]:
-        """The watches that somebody still holds; the others are forgotten here."""
-        refs = self._watches.get(partition_id)
-        if not refs:
-            return []
-        alive = [watch for watch in (ref() for ref in refs) if watch is not None and not watch.is_closed]
-        if not alive:
-            del self._watches[partition_id]
-        elif len(alive) < len(refs):
-            self._watches[partition_id] = [weakref.ref(watch) for watch in alive]
-        return alive
+    async def describe(self, keys: Sequence[str], *, partition_id: str) -> tuple[HeldField, ...]:
+        """Each field of `keys`: its schema and lengths, without a copy of any value. Raises UnknownKeyError."""
+        return describe(self._state.partition(partition_id), keys)
 
     def stats(self) -> dict[str, float]:
-        """Numbers now: keys, bytes (held), live_bytes (needed), open_leases, watchers; and counters since the start: puts, gets,
-        cleared and retired keys, refused_writes (StaleLeaseError)."""
-        partitions = self._partitions.values()
+        """Numbers now: keys, bytes (held), live_bytes (needed), open_leases, watchers, records (steps not purged), turns (of
+        sessions under way); counters since the start: puts, gets, cleared and retired keys, refused_writes (StaleLeaseError); those
+        of the journal; and what the run counts: ledger/admitted, ledger/dropped/<reason>, ..."""
+        state = self._state
+        partitions = state.partitions.values()
         return {
             "keys": sum(len(partition.rows) for partition in partitions),
             "bytes": sum(partition.size_bytes for partition in partitions),
             "live_bytes": sum(partition.live_bytes for partition in partitions),
-            "open_leases": len(self._leases),
-            "watchers": sum(len(self._watchers(name)) for name in list(self._watches)),
-            **self._counts,
+            "open_leases": len(state.leases),
+            "watchers": len(state.watches),
+            "records": len(state.ledger.records),
+            "turns": sum(map(len, state.ledger.turns.values())),
+            **state.counts,
+            **{f"ledger/{name}": value for name, value in state.ledger.counters.items()},
+            **({} if self._journal is None else self._journal.stats()),
         }
-
-    async def describe(self, keys: Sequence[str], *, partition_id: str) -> tuple[HeldField, ...]:
-        """Each field that any of `keys` has: its schema and lengths, no value of it.
-
-        Raises UnknownPartitionError or UnknownKeyError.
-        """
-        return describe(self._partition(partition_id), keys)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._leases.close_all()
-        for watch in [watch for name in list(self._watches) for watch in self._watchers(name)]:
-            watch.close()
-
-
-def _listed(names: Sequence[str]) -> list[str]:
-    if isinstance(names, str):
-        raise FieldError(f"{names!r} is one name; give a list of names")
-    return list(names)
-
-
-def _check_unique(keys: Sequence[str]) -> None:
-    if len(set(keys)) != len(keys):
-        twice = next(key for position, key in enumerate(keys) if key in keys[:position])
-        raise DuplicateKeyError(f"key {twice!r} stands twice in one call")
-
-
-_TAG_TYPES = frozenset({bool, int, float, str})
-
-
-def _checked_tag(key: str, tag: Tag) -> dict[str, TagValue]:
-    """Plain scalars under plain names; a StrEnum or IntEnum becomes the value it stands for."""
-    return {
-        name: value if type(value) in _TAG_TYPES and type(name) is str else _plain(key, name, value) for name, value in tag.items()
-    }
-
-
-def _plain(key: str, name: str, value: TagValue) -> TagValue:
-    if isinstance(name, str):
-        for kind in (bool, int, float, str):
-            if isinstance(value, kind):
-                return kind(value)
-    raise TagValueError(f"tag entry {name!r} of key {key!r} is {type(value).__name__} {value!r}; allowed: bool, int, float, str")
+        self._state.leases.close_all()
+        self._state.watches.close()

@@ -10,7 +10,8 @@ A change costs one entry a watch, whatever the number of keys. Invariants:
 """
 
 import asyncio
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Collection
 from typing import Self
 
 from asyncrl.protocol.batch_meta import Tag
@@ -63,3 +64,40 @@ class Watch:
         changes = {key: self._read(key) for key in self._changed}
         self._changed.clear()
         return changes
+
+
+class Watches:
+    """All watches of a store, by partition."""
+
+    def __init__(self) -> None:
+        self._refs: dict[str, list[weakref.ref[Watch]]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(self.of(partition_id)) for partition_id in list(self._refs))
+
+    def add(self, partition_id: str, watch: Watch) -> None:
+        self._refs.setdefault(partition_id, []).append(weakref.ref(watch))
+
+    def of(self, partition_id: str) -> list[Watch]:
+        """The watches that somebody still holds; the others are forgotten here."""
+        refs = self._refs.get(partition_id)
+        if not refs:
+            return []
+        alive = [watch for watch in (ref() for ref in refs) if watch is not None and not watch.is_closed]
+        if not alive:
+            del self._refs[partition_id]
+        elif len(alive) < len(refs):
+            self._refs[partition_id] = [weakref.ref(watch) for watch in alive]
+        return alive
+
+    def note(self, partition_id: str, keys: Collection[str], *, new: Collection[str] = (), exists: bool = True) -> None:
+        """These keys changed; `new`: those that came to be. `exists` False: all of them went."""
+        created = set(new)
+        for watch in self.of(partition_id):
+            for key in keys:
+                watch.note(key, existed=key not in created, exists=exists)
+
+    def close(self) -> None:
+        for partition_id in list(self._refs):
+            for watch in self.of(partition_id):
+                watch.close()

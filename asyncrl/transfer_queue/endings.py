@@ -1,0 +1,108 @@
+"""How rows go: cleared or dropped for good, retired with their step, given back when it failed; and the steps' records.
+
+store (verbs) -> [endings] -> partition, leases, ledger -> operations for the journal
+
+record -> (stages) -> retire -> purge, or -> revive -> (stages again)
+"""
+
+from collections.abc import Collection, Sequence
+
+from asyncrl.errors import StaleLeaseError, StoreError
+from asyncrl.journal.entries import Op, RemoveLeases, StepRecord
+from asyncrl.keys import Lease, StepLease
+from asyncrl.transfer_queue.checks import check_unique
+from asyncrl.transfer_queue.leases import owners_named
+from asyncrl.transfer_queue.partition import Partition
+from asyncrl.transfer_queue.state import State, removal
+
+
+def clear(state: State, keys: Sequence[str], partition_id: str) -> list[Op]:
+    check_unique(keys)
+    partition = state.partition(partition_id)
+    gone: dict[str, None] = {}
+    owners: list[tuple[str, int | None]] = []
+    for key in keys:
+        row = partition.rows.get(key)
+        if row is None:
+            owners += owners_named(key)
+        else:
+            gone.update(dict.fromkeys(partition.group_keys(key) if row.owner.session_id is None else [key]))
+    state.ledger.refuse_recorded(gone)
+    ops = state.end([*owners, *partition.owners(gone)])
+    state.counts["cleared"] += len(gone)
+    return [*ops, *removal(state.remove(partition, gone))]
+
+
+def drop(state: State, uids: Sequence[str], partition_id: str, reason: str) -> list[Op]:
+    return [*clear(state, uids, partition_id), state.ledger.count_dropped(reason, len(uids))]
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------------------
+
+
+def record(state: State, step: int, keys: Sequence[str], partition_id: str) -> list[Op]:
+    if not keys:
+        raise StoreError(f"a record of step {step} without keys: there is no batch of nothing")
+    check_unique(keys)
+    partition = state.partition(partition_id)
+    uids = tuple(dict.fromkeys(partition.row(key).owner.uid for key in keys))
+    state.ledger.check_record(step, keys)
+    if step in state.ledger.records:
+        return []
+    prompts = [uid for uid in uids if uid in partition.rows]
+    row_ids = tuple(partition.rows[key].row_id for key in [*keys, *prompts])
+    made = StepRecord(step=step, partition_id=partition_id, uids=uids, keys=tuple(keys), row_ids=row_ids)
+    return [state.ledger.record(made)]
+
+
+def retire(state: State, keys: Sequence[str], partition_id: str, step: int, lease: Lease) -> list[Op]:
+    check_unique(keys)
+    if not isinstance(lease, StepLease) or lease.step != step or not state.leases.is_open(lease):
+        raise StaleLeaseError(f"refused to retire {len(keys)} keys of step {step}: {lease} is not its open lease")
+    partition = state.partition(partition_id)
+    gone = _with_prompts(partition, keys)
+    state.ledger.check_retire(step, keys)
+    ops = state.end(partition.owners(gone))
+    row_ids = state.remove(partition, gone)
+    state.counts["retired"] += len(gone)
+    if step not in state.ledger.records:
+        return [*ops, *removal(row_ids)]
+    kept = set(state.ledger.records[step].row_ids)
+    return [*ops, state.ledger.retire(step), *removal([row_id for row_id in row_ids if row_id not in kept])]
+
+
+def _with_prompts(partition: Partition, keys: Collection[str]) -> dict[str, None]:
+    """The prompt of a group goes with its last trajectory. Raises UnknownKeyError."""
+    gone = dict.fromkeys(keys)
+    for uid in {partition.row(key).owner.uid: None for key in keys}:
+        left = [key for key in partition.group_keys(uid) if key not in gone]
+        if left == [uid]:
+            gone[uid] = None
+    return gone
+
+
+def revive(state: State, keys: Sequence[str], partition_id: str, step: int) -> None:
+    partition = state.partition(partition_id)
+    for key in keys:
+        partition.row(key)
+    state.leases.revive_step(step)
+    partition.remove_step_columns(keys)
+
+
+# --- a run that goes on from a checkpoint -----------------------------------------------------------------------------------------
+
+
+def start_over(state: State, step: int, cursor: int) -> list[Op]:
+    """Groups under way and those of later steps are dropped by `restart`; what is left of earlier steps is done."""
+    recorded = {uid for record in state.ledger.records.values() for uid in record.uids}
+    uids = {uid: None for partition in state.partitions.values() for uid in partition.uids}
+    num_open = len([uid for uid in uids if uid not in recorded])
+    later, num_undone = state.ledger.forget_after(step)
+    done = [number for number, record in state.ledger.records.items() if not record.is_retired]
+    row_ids = [row_id for partition in list(state.partitions.values()) for row_id in state.remove(partition, list(partition.rows))]
+    state.leases.close_all()
+    ended = [RemoveLeases(list(uids)), *state.ledger.remove_turns([(uid, None) for uid in uids])] if uids else []
+    dropped = state.ledger.count_dropped("restart", num_open + num_undone) if num_open + num_undone else None
+    retired = [state.ledger.retire(number) for number in done]
+    counted = [state.ledger.count(cursor=cursor), *([dropped] if dropped is not None else [])]
+    return [*later, *ended, *removal(row_ids), *retired, *state.ledger.purge(step), *counted]

@@ -1,0 +1,90 @@
+"""The store's own data as journal entries, and back: what a put, a lease or a block is on disk.
+
+A dtype is its name, a block its bytes: nothing here does arithmetic, so every dtype that torch has comes back as it was.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from asyncrl.errors import JournalDamagedError
+from asyncrl.journal.entries import Cells, Header, Op, PutColumn, PutRows, RowEntry, Saved, SavedRow
+from asyncrl.transfer_queue.columns import Block, Kind, Schema
+from asyncrl.transfer_queue.partition import Owner, Partition, Row
+
+# --- out ------------------------------------------------------------------------------------------------------------------------
+
+
+def header_of(schema: Schema) -> Header:
+    dtype = "" if schema.dtype is None else str(schema.dtype).removeprefix("torch.")
+    return Header(kind=str(schema.kind), dtype=dtype, shape=schema.shape)
+
+
+def put_ops(partition: Partition, keys: Sequence[str], blocks: Mapping[str, Block]) -> list[Op]:
+    """Rows and columns of a put that has just been made."""
+    rows = [partition.rows[key] for key in keys]
+    row_ids = [row.row_id for row in rows]
+    entries = [_row_entry(partition.partition_id, key, row) for key, row in zip(keys, rows, strict=True)]
+    columns = [PutColumn(name, header_of(block.schema), row_ids, block.values.data, block.bounds) for name, block in blocks.items()]
+    return [PutRows(entries), *columns]
+
+
+def _row_entry(partition_id: str, key: str, row: Row) -> RowEntry:
+    owner = row.owner
+    return RowEntry(row.row_id, partition_id, key, owner.uid, owner.session_id, owner.attempt, owner.incarnation, row.tag)
+
+
+# --- back -----------------------------------------------------------------------------------------------------------------------
+
+
+_KINDS = frozenset(str(kind) for kind in Kind)
+
+
+def schema_of(header: Header) -> Schema:
+    """Raises JournalDamagedError for a dtype or kind that there is not."""
+    dtype = getattr(torch, header.dtype, None) if header.dtype else None
+    if header.kind not in _KINDS or (header.kind == Kind.OBJECT) == isinstance(dtype, torch.dtype):
+        raise JournalDamagedError(f"the journal holds a column of kind {header.kind!r} and dtype {header.dtype!r}; there is none")
+    return Schema(kind=Kind(header.kind), dtype=dtype, shape=header.shape)
+
+
+def partitions_of(saved: Saved, row_ids: Iterator[int]) -> dict[str, Partition]:
+    """The rows as they were, one block a (group, field): a group's rows come and go together."""
+    found: dict[str, dict[str, list[SavedRow]]] = {}
+    for held in saved.rows.values():
+        found.setdefault(held.row.partition_id, {}).setdefault(held.row.uid, []).append(held)
+    return {partition_id: _partition_of(partition_id, groups, row_ids, saved) for partition_id, groups in found.items()}
+
+
+def _partition_of(partition_id: str, groups: Mapping[str, Sequence[SavedRow]], row_ids: Iterator[int], saved: Saved) -> Partition:
+    rows = {held.row.key: _row_of(held.row) for held in saved.rows.values() if held.row.partition_id == partition_id}
+    blocks: dict[str, list[Block]] = {}
+    for members in groups.values():
+        for name in dict.fromkeys(name for held in members for name in held.cells):
+            blocks.setdefault(name, []).append(_block_of(name, [held for held in members if name in held.cells]))
+    partition = Partition(partition_id, row_ids)
+    partition.add_saved(rows, blocks)
+    return partition
+
+
+def _row_of(row: RowEntry) -> Row:
+    owner = Owner(uid=row.uid, session_id=row.session_id, attempt=row.attempt, incarnation=row.incarnation)
+    return Row(row.row_id, row.tag, owner)
+
+
+def _block_of(name: str, members: Sequence[SavedRow]) -> Block:
+    header = members[0].cells[name][0]
+    return block_of(header, [held.cells[name][1] for held in members], [held.row.key for held in members])
+
+
+def block_of(header: Header, parts: Sequence[bytes], owners: Sequence[str]) -> Block:
+    """A block of bytes that were kept, in memory of its own."""
+    bounds = [*itertools.accumulate(map(len, parts), initial=0)]
+    values = np.frombuffer(bytearray().join(parts), dtype=np.uint8)
+    return Block(schema_of(header), values, bounds, None, owners)
+
+
+def turn_of(uid: str, session_id: int, cells: Cells) -> dict[str, Block]:
+    return {name: block_of(header, [data], [f"{uid}_{session_id}"]) for name, (header, data) in cells.items()}

@@ -1,0 +1,137 @@
+"""The ledger: what a run must remember beside its rows. Counters, the record of each step, the turns of half-done sessions.
+
+admit, drop -> counters;  record -> retire -> purge;  put_turn -> settle
+
+Everything here is synchronous; what changes comes back as operations for the journal. Invariants:
+1. A record of a step is made once, and is the same until it is purged.
+2. Steps are recorded and purged in order; only a retired step is purged.
+3. A key is in at most one record that is not retired.
+4. Turns of a session are numbered from 0 without a gap.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from asyncrl.errors import RecordError
+from asyncrl.journal.entries import Op, PutCounters, PutRecord, PutTurn, RemoveRecords, RemoveRows, RemoveTurns, StepRecord
+from asyncrl.transfer_queue.columns import Block
+from asyncrl.transfer_queue.journaling import header_of
+
+Turn = dict[str, Block]
+"""Field -> a block of one row."""
+SessionOf = tuple[str, int | None]
+"""(uid, session_id); None: all sessions of the group."""
+
+
+class Ledger:
+    """Made empty, or of what a journal kept."""
+
+    def __init__(
+        self,
+        *,
+        counters: Mapping[str, int] | None = None,
+        records: Mapping[int, StepRecord] | None = None,
+        turns: Mapping[tuple[str, int], list[Turn]] | None = None,
+    ) -> None:
+        self.counters: Counter[str] = Counter(counters or {})
+        self.records: dict[int, StepRecord] = dict(records or {})
+        self.turns: dict[tuple[str, int], list[Turn]] = dict(turns or {})
+        under_way = (record for record in self.records.values() if not record.is_retired)
+        self._step_of = {key: record.step for record in under_way for key in record.keys}
+
+    # --- counters
+
+    def count(self, **values: int) -> Op:
+        """These counters are so from now on."""
+        self.counters.update({name: value - self.counters[name] for name, value in values.items()})
+        return PutCounters(values)
+
+    def count_dropped(self, reason: str, number: int) -> Op:
+        return self.count(**{f"dropped/{reason}": self.counters[f"dropped/{reason}"] + number})
+
+    # --- steps
+
+    def check_record(self, step: int, keys: Sequence[str]) -> None:
+        """Raises RecordError unless `step` may train on `keys`."""
+        held = self.records.get(step)
+        if held is not None and held.keys != tuple(keys):
+            raise RecordError(f"step {step} is recorded with {len(held.keys)} keys, first {held.keys[0]!r}; they cannot be others")
+        last = max(self.records, default=self.counters["purged_step"])
+        if held is None and step <= last:
+            raise RecordError(f"step {step} cannot be recorded after step {last}")
+        for key in keys:
+            if self._step_of.get(key, step) != step:
+                raise RecordError(f"key {key!r} cannot be recorded for step {step}: step {self._step_of[key]} trains on it")
+
+    def record(self, record: StepRecord) -> Op:
+        self.records[record.step] = record
+        self._step_of.update(dict.fromkeys(record.keys, record.step))
+        return PutRecord(record)
+
+    def check_retire(self, step: int, keys: Collection[str]) -> None:
+        """Raises RecordError when a record is retired in part, or keys of another step with it."""
+        held = self.records.get(step)
+        left = set(held.keys).difference(keys) if held is not None else set()
+        if held is not None and (left or held.is_retired):
+            what = f"without its key {min(left)!r}" if left else "twice"
+            raise RecordError(f"step {step} cannot be retired {what}: its record has {len(held.keys)} keys")
+        self.refuse_recorded(keys, but=step)
+
+    def refuse_recorded(self, keys: Collection[str], *, but: int | None = None) -> None:
+        """Raises RecordError for a key that a step trains on."""
+        for key in keys:
+            if self._step_of.get(key, but) != but:
+                raise RecordError(f"key {key!r} cannot go: step {self._step_of[key]} trains on it")
+
+    def retire(self, step: int) -> Op:
+        record = self.records[step] = replace(self.records[step], is_retired=True)
+        for key in record.keys:
+            del self._step_of[key]
+        return PutRecord(record)
+
+    def purge(self, step: int) -> list[Op]:
+        """Forget the records up to `step`. Raises RecordError when one of them is not retired."""
+        gone = [record for number, record in sorted(self.records.items()) if number <= step]
+        early = next((record.step for record in gone if not record.is_retired), None)
+        if early is not None:
+            raise RecordError(f"steps up to {step} cannot be purged: step {early} is not retired")
+        if not gone:
+            return []
+        for record in gone:
+            del self.records[record.step]
+        groups = self.counters["purged_groups"] + sum(len(record.uids) for record in gone)
+        row_ids = [row_id for record in gone for row_id in record.row_ids]
+        counted = self.count(purged_step=gone[-1].step, purged_groups=groups)
+        return [RemoveRows(row_ids), RemoveRecords([record.step for record in gone]), counted]
+
+    def forget_after(self, step: int) -> tuple[list[Op], int]:
+        """The records after `step` never were. Returns the operations and how many groups they had."""
+        gone = [record for record in self.records.values() if record.step > step]
+        for record in gone:
+            del self.records[record.step]
+        self._step_of = {key: number for key, number in self._step_of.items() if number <= step}
+        row_ids = [row_id for record in gone for row_id in record.row_ids]
+        ops: list[Op] = [RemoveRows(row_ids), RemoveRecords([record.step for record in gone])] if gone else []
+        return ops, sum(len(record.uids) for record in gone)
+
+    # --- turns
+
+    def check_turn(self, uid: str, session_id: int, turn: int) -> None:
+        """Raises RecordError for a turn that does not follow the last one."""
+        number = len(self.turns.get((uid, session_id), ()))
+        if turn != number:
+            raise RecordError(f"turn {turn} of session {uid}_{session_id} cannot be written: {number} turns are")
+
+    def put_turn(self, uid: str, session_id: int, turn: Turn) -> Op:
+        turns = self.turns.setdefault((uid, session_id), [])
+        turns.append(turn)
+        columns = {name: (header_of(block.schema), block.values.data) for name, block in turn.items()}
+        return PutTurn(uid, session_id, len(turns) - 1, columns)
+
+    def remove_turns(self, sessions: Collection[SessionOf]) -> list[Op]:
+        groups = {uid for uid, session_id in sessions if session_id is None}
+        gone = [key for key in self.turns if key in sessions or key[0] in groups]
+        for key in gone:
+            del self.turns[key]
+        return [RemoveTurns(gone)] if gone else []
