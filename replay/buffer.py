@@ -141,7 +141,7 @@ class ReplayBuffer:
             if self._admission.is_alive(group.uid):
                 self._admission.drop(group.uid, "failure")
         self._check_failures(failed[-1])
-        await self._queue.kv_clear([group.uid for group in failed], partition_id=self._partition_id)
+        await self._queue.drop([group.uid for group in failed], partition_id=self._partition_id, reason="failure")
 
     def _check_failures(self, last: PromptGroup) -> None:
         """For `sample` to raise; groups are followed and refilled until it does."""
@@ -163,10 +163,10 @@ class ReplayBuffer:
     async def sample(self, step: int, batch_size: int) -> KVBatchMeta:
         """Keys and tags of step `step`: whole groups in admission order, their trajectories by session and index.
 
-        Waits until the first `batch_size` alive groups are all finished, and records them in admission; a restored step gets its
-        own groups again. Raises DeadlineError after replay.sample_timeout_s, naming the groups; GroupsExhaustedError when the feed
-        is closed and too few groups are left; AdmissionError for a step out of order; TooManyFailuresError; and ReplayError when
-        `run` has ended.
+        Waits until the first `batch_size` alive groups are all finished, and records them, in admission and in the store, before
+        it returns; a restored step gets its own groups again. Raises DeadlineError after replay.sample_timeout_s, naming the
+        groups; GroupsExhaustedError when the feed is closed and too few groups are left; AdmissionError for a step out of order;
+        TooManyFailuresError; and ReplayError when `run` has ended.
         """
         restored = self._admission.restored
         if restored is not None:
@@ -179,7 +179,9 @@ class ReplayBuffer:
         async with within(self._config.sample_timeout_s, late):
             uids = await self._wait_for_groups(batch_size)
         self._admission.record(step, uids)
-        return self._batch(uids)
+        batch = self._batch(uids)
+        await self._queue.record(step, batch.keys, partition_id=self._partition_id)
+        return batch
 
     def _check_order(self, step: int) -> None:
         if step != self._admission.last_step + 1:
@@ -205,7 +207,7 @@ class ReplayBuffer:
         for uid in uids:
             self._admission.drop(uid, "feed_end")
             self._groups.pop(uid, None)
-        await self._queue.kv_clear(uids, partition_id=self._partition_id)
+        await self._queue.drop(uids, partition_id=self._partition_id, reason="feed_end")
         raise GroupsExhaustedError(f"the feed ended with {len(uids)} groups left, a batch needs {batch_size}; they were dropped")
 
     def _is_finished(self, uid: str) -> bool:

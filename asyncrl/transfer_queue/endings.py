@@ -16,7 +16,8 @@ from asyncrl.transfer_queue.partition import Partition
 from asyncrl.transfer_queue.state import State, removal
 
 
-def clear(state: State, keys: Sequence[str], partition_id: str) -> list[Op]:
+def clear(state: State, keys: Sequence[str], partition_id: str, reason: str = "cleared") -> list[Op]:
+    """The groups that go are counted under `reason`."""
     check_unique(keys)
     partition = state.partition(partition_id)
     gone: dict[str, None] = {}
@@ -28,13 +29,12 @@ def clear(state: State, keys: Sequence[str], partition_id: str) -> list[Op]:
         else:
             gone.update(dict.fromkeys(partition.group_keys(key) if row.owner.session_id is None else [key]))
     state.ledger.refuse_recorded(gone)
-    ops = state.end([*owners, *partition.owners(gone)])
+    gone_owners = partition.owners(gone)
+    ops = state.end([*owners, *gone_owners])
     state.counts["cleared"] += len(gone)
-    return [*ops, *removal(state.remove(partition, gone))]
-
-
-def drop(state: State, uids: Sequence[str], partition_id: str, reason: str) -> list[Op]:
-    return [*clear(state, uids, partition_id), state.ledger.count_dropped(reason, len(uids))]
+    num_groups = sum(session_id is None for _, session_id in gone_owners)
+    dropped = [state.ledger.count_dropped(reason, num_groups)] if num_groups else []
+    return [*ops, *removal(state.remove(partition, gone)), *dropped]
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def start_over(state: State, step: int, cursor: int) -> list[Op]:
     row_ids = [row_id for partition in list(state.partitions.values()) for row_id in state.remove(partition, list(partition.rows))]
     state.leases.close_all()
     ended = [RemoveLeases(list(uids)), *state.ledger.remove_turns([(uid, None) for uid in uids])] if uids else []
-    dropped = state.ledger.count_dropped("restart", num_open + num_undone) if num_open + num_undone else None
     retired = [state.ledger.retire(number) for number in done]
-    counted = [state.ledger.count(cursor=cursor), *([dropped] if dropped is not None else [])]
-    return [*later, *ended, *removal(row_ids), *retired, *state.ledger.purge(step), *counted]
+    num_dropped = num_open + num_undone
+    dropped = [state.ledger.count_dropped("restart", num_dropped)] if num_dropped else []
+    return [*later, *ended, *removal(row_ids), *retired, *state.ledger.purge(step), state.ledger.count(cursor=cursor), *dropped]

@@ -247,7 +247,8 @@ class TransferQueue:
     async def kv_clear(self, keys: Sequence[str], *, partition_id: str) -> None:
         """Delete keys for good, values and tags, and close the leases that could write them: a late write is refused.
 
-        Clearing a prompt clears its whole group. A key that is not there is fine: what is asked for is that it is gone.
+        Clearing a prompt clears its whole group, and counts it as dropped by `cleared`. A key that is not there is fine: what is
+        asked for is that it is gone.
         Raises DuplicateKeyError, and RecordError for a key that a step trains on.
         """
         wanted = listed(keys)
@@ -256,7 +257,7 @@ class TransferQueue:
     async def drop(self, uids: Sequence[str], *, partition_id: str, reason: str) -> None:
         """Decide not to train these groups, in one transaction: clear them and count them under `reason`. Raises as `kv_clear`."""
         wanted = listed(uids)
-        await self._commit(self._write(lambda: endings.drop(self._state, wanted, partition_id, reason)))
+        await self._commit(self._write(lambda: endings.clear(self._state, wanted, partition_id, reason)))
 
     # --- sight and life
 
