@@ -44,6 +44,16 @@ class Field:
     def is_tensor(self) -> bool:
         return self.dtype != "object"
 
+    @property
+    def is_built(self) -> bool:
+        """False for a name that is only reserved: no code writes it yet."""
+        return not self.when.startswith("not yet")
+
+    @property
+    def is_of_row(self) -> bool:
+        """Every finished trajectory has it: what a stage can read before any stage has run."""
+        return self.is_built and self.producer in ("feed", "agents", "rewards")
+
 
 def _fields(*rows: tuple[str, str, str, str, str, str, Evidence]) -> dict[str, Field]:
     catalogue = {
@@ -101,6 +111,9 @@ CATALOGUE: dict[str, Field] = _fields(
     ("rollout_is_weights", "float32", "response", "correction", "update_actor", "not yet: off-policy correction", _SOURCE),
     ("loss_weights", "float32", "response", "correction", "update_actor observe", "not yet: rejection; 0 = rejected", _TESTED),
 )  # fmt: skip
+
+SEVERAL_AXES = frozenset({"position_ids"})
+"""Fields whose entries may be several numbers: a row is [L] or [L, A]. An entry of any other ragged field is one number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

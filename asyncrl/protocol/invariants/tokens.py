@@ -1,0 +1,87 @@
+"""What the invariants are written with: rows and positions of tokens, and the first one that is wrong, with its numbers."""
+
+from functools import cached_property
+
+import torch
+from tensordict import TensorDict
+
+from asyncrl.errors import FieldError
+from asyncrl.protocol.batch_meta import KVBatchMeta
+from asyncrl.protocol.ragged import lengths_of, offsets_of
+
+
+class Tokens:
+    """The entries of a ragged column, flat: rows, positions int64 [N], made when somebody asks."""
+
+    def __init__(self, column: torch.Tensor) -> None:
+        self._lengths = lengths_of(column)
+        self._offsets = offsets_of(self._lengths)
+
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        return torch.repeat_interleave(self._lengths)
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        starts = self._offsets[:-1].repeat_interleave(self._lengths)
+        return torch.arange(len(starts), device=starts.device) - starts
+
+    def first(self, wrong: torch.Tensor) -> list[tuple[int, int, int]]:
+        """Row, position and flat index of the first True entry of bool [N]; empty when there is none."""
+        if not wrong.any():
+            return []
+        at = int(wrong.int().argmax())
+        row = int(torch.searchsorted(self._offsets, at, right=True)) - 1
+        return [(row, at - int(self._offsets[row]), at)]
+
+    def last_true(self, mask: torch.Tensor) -> torch.Tensor:
+        """Position of the last True entry of each row, int64 [B]; -1 where there is none."""
+        none = torch.full_like(self._lengths, -1)
+        return none.scatter_reduce(0, self.rows[mask], self.positions[mask], "amax")
+
+
+def names_of(columns: TensorDict) -> list[str]:
+    """In the order of the columns, so that a message is the same at every run."""
+    return list(map(str, columns.keys()))
+
+
+def present(columns: TensorDict, *names: str) -> list[str]:
+    found = names_of(columns)
+    return [name for name in names if name in found]
+
+
+def row_sums(column: torch.Tensor) -> torch.Tensor:
+    """[B], int64 for a mask."""
+    values = column.values()
+    if values.dtype == torch.bool:  # whole numbers: the difference of two running sums is exact, and needs no row numbers
+        return offsets_of(values)[offsets_of(lengths_of(column))].diff()
+    sums = values.new_zeros(len(lengths_of(column)))
+    return sums.index_add(0, Tokens(column).rows, values)
+
+
+def differ(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Where two tensors differ; NaN equals NaN."""
+    return (left != right) & ~((left != left) & (right != right))
+
+
+def refuse_rows(meta: KVBatchMeta, found: torch.Tensor, expected: torch.Tensor, says: str, but: str) -> None:
+    """Raise for the first row whose two numbers differ: `<key>: <says> <found> <but> <expected>`."""
+    for row in (found != expected).nonzero()[:1, 0].tolist():
+        raise FieldError(f"{meta.keys[row]}: {says} {found[row].item()} {but} {expected[row].item()}")
+
+
+def refuse_tags(meta: KVBatchMeta, tag: str, expected: torch.Tensor, source: str) -> None:
+    """Raise for the first row whose tag is another number; rows without the tag are fine."""
+    for key, tags, number in zip(meta.keys, meta.tags, expected.tolist(), strict=True):
+        if tag in tags and tags[tag] != number:
+            raise FieldError(f"{key}: tag {tag!r} is {tags[tag]}, but {source} is {number}")
+
+
+def refuse_outside_mask(meta: KVBatchMeta, columns: TensorDict, name: str) -> None:
+    """Raise for the first entry that is not 0 where `response_mask` is False."""
+    values, mask = columns[name].values(), columns["response_mask"].values()
+    for row, position, at in Tokens(columns[name]).first(~mask & (values != 0)):
+        raise FieldError(
+            f"{meta.keys[row]}: field {name!r} is {float(values[at])} at position {position}, "
+            "where 'response_mask' is False; allowed: 0"
+        )
