@@ -10,11 +10,12 @@ from typing import Protocol
 
 from asyncrl.agents.chat_template import ChatTemplate
 from asyncrl.agents.token_builder import TokenBuilder
-from asyncrl.agents.tool_calls import ToolCallFormat
-from asyncrl.agents.tool_runner import ToolRunner
+from asyncrl.agents.tool_calls import ToolCall, ToolCallFormat
+from asyncrl.agents.tool_runner import ToolAnswer, ToolRunner
 from asyncrl.config import AgentConfig
 from asyncrl.errors import PromptTooLongError
-from asyncrl.ports import GenerateRequest, Generation, Json, Prompt, RolloutEngine, SamplingParams, World
+from asyncrl.observe.spans import NO_SPAN
+from asyncrl.ports import GenerateRequest, Generation, Json, Prompt, RolloutEngine, SamplingParams, Span, SpanKind, World
 from asyncrl.waiting import within
 
 
@@ -76,6 +77,8 @@ class SessionContext:
     request_timeout_s: float
     prompt_ids: tuple[int, ...]
     """The prompt, rendered once for all sessions of the group."""
+    span: Span = NO_SPAN
+    """The session's, for the trace."""
 
     def new_builder(self) -> TokenBuilder:
         return TokenBuilder(self.prompt_ids, end_token_id=self.template.end_token_id)
@@ -116,10 +119,29 @@ class SessionContext:
             seed=self.world.seed(*parts, *(("position", position) if position else ())),
         )
         limit_s = self.request_timeout_s
-        async with within(limit_s, lambda: f"generate call {request.request_id} took longer than {limit_s:g} s"):
-            generation = await self.engine.generate(request)
+        with self.span.span(SpanKind.TURN, f"turn {turn}") as span:
+            async with within(limit_s, lambda: f"generate call {request.request_id} took longer than {limit_s:g} s"):
+                generation = await self.engine.generate(request)
+            span.note(**_told(request, generation))
         builder.add_sampled(generation)
         return generation
+
+    async def call_tool(self, call: ToolCall, tools_kwargs: dict[str, Json]) -> ToolAnswer:
+        """Run a tool. Raises infrastructure errors and cancellation only."""
+        with self.span.span(SpanKind.TOOL, call.name) as span:
+            answer = await self.tools.run(call, tools_kwargs)
+            span.note(outcome=str(answer.outcome))
+        return answer
+
+
+def _told(request: GenerateRequest, generation: Generation) -> dict[str, Json]:
+    """What the trace says of a generate call."""
+    return {
+        "prompt_tokens": len(request.prompt_ids),
+        "tokens": len(generation.token_ids),
+        "versions": sorted({span.version for span in generation.version_spans}),
+        "stop_reason": str(generation.stop_reason),
+    }
 
 
 class AgentLoop(Protocol):

@@ -25,7 +25,8 @@ from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
 from asyncrl.errors import StaleLeaseError
 from asyncrl.keys import TRAIN, GroupLease, SessionLease
-from asyncrl.ports import FailureClass, GroupStatus, Prompt, RewardScorer, RolloutEngine, World
+from asyncrl.observe.spans import untraced
+from asyncrl.ports import FailureClass, GroupStatus, Prompt, RewardScorer, RolloutEngine, SessionSpan, World
 from asyncrl.protocol.batch_meta import TagValue
 from asyncrl.tools import Tool
 from asyncrl.transfer_queue import TransferQueue
@@ -44,12 +45,15 @@ class GroupRunner:
         tools: Mapping[str, Tool],
         run: TrainRun,
         world: World,
+        session_span: SessionSpan = untraced,
     ) -> None:
         """Raises ConfigError for an unknown agent loop or tool format."""
         self._queue = queue
         self._world = world
         self._tools = ToolRunner(tools, run.agent, world)
-        self._parts = session_parts(run, engine=engine, scorer=scorer, template=template, tools=self._tools, world=world)
+        self._parts = session_parts(
+            run, engine=engine, scorer=scorer, template=template, tools=self._tools, world=world, session_span=session_span
+        )
         self._group_size = run.rollout.n
         limit = run.agent.max_concurrent_sessions
         self._places = asyncio.Semaphore(limit) if limit else None

@@ -20,13 +20,18 @@ from asyncrl.agents.tool_calls import ToolCallFormat, tool_call_format
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
 from asyncrl.errors import EmptySessionError, FieldError, PromptTooLongError
+from asyncrl.observe.spans import untraced
 from asyncrl.ports import (
     FailureClass,
+    Json,
     Prompt,
     RewardRequest,
     RewardScorer,
     RolloutEngine,
     SamplingParams,
+    SessionSpan,
+    Span,
+    SpanKind,
     World,
 )
 from asyncrl.waiting import is_asked_to_end
@@ -73,8 +78,9 @@ class SessionParts:
     world: World
     guests: Guests = field(default_factory=Guests)
     """The sessions under way; whoever made the parts closes them in the end."""
+    session_span: SessionSpan = untraced
 
-    def context(self, session_id: int, prompt_ids: tuple[int, ...]) -> SessionContext:
+    def context(self, session_id: int, prompt_ids: tuple[int, ...], span: Span) -> SessionContext:
         return SessionContext(
             session_id=session_id,
             engine=self.engine,
@@ -87,6 +93,7 @@ class SessionParts:
             max_response_length=self.run.data.max_response_length,
             request_timeout_s=self.run.rollout.request_timeout_s,
             prompt_ids=prompt_ids,
+            span=span,
         )
 
 
@@ -99,6 +106,7 @@ def session_parts(
     tools: ToolRunner,
     world: World,
     sampling: SamplingParams | None = None,
+    session_span: SessionSpan = untraced,
 ) -> SessionParts:
     """The shared parts by configuration. `sampling` None: that of training. Raises ConfigError for an unknown loop or format."""
     rollout = run.rollout
@@ -113,6 +121,7 @@ def session_parts(
         sampling=sampling or trained,
         run=run,
         world=world,
+        session_span=session_span,
     )
 
 
@@ -123,7 +132,16 @@ async def run_session(
 
     Raises CancelledError only when its task was asked to end; everything else is in the result.
     """
-    session = _run(prompt, session_id, parts, prompt_ids)
+    with parts.session_span(prompt.uid, session_id) as span:
+        result = await _end(prompt, session_id, parts, prompt_ids, span)
+        span.note(outcome="" if result.failure is None else result.failure.error, **_told(result))
+    return result
+
+
+async def _end(
+    prompt: Prompt, session_id: int, parts: SessionParts, prompt_ids: tuple[int, ...] | None, span: Span
+) -> SessionResult:
+    session = _run(prompt, session_id, parts, prompt_ids, span)
     name, timeout_s = f"session {prompt.uid}_{session_id}", parts.run.agent.timeout_s
     try:
         outputs = await parts.guests.run(session, name=name, timeout_s=timeout_s, limit="agent.timeout_s")
@@ -137,16 +155,16 @@ async def run_session(
 
 
 async def _run(
-    prompt: Prompt, session_id: int, parts: SessionParts, prompt_ids: tuple[int, ...] | None
+    prompt: Prompt, session_id: int, parts: SessionParts, prompt_ids: tuple[int, ...] | None, span: Span
 ) -> tuple[AgentLoopOutput, ...]:
     if prompt_ids is None:
         prompt_ids = tuple(await parts.world.offload(parts.template.prompt_ids, prompt.messages))
-    outputs = await parts.loop.run(prompt, parts.context(session_id, prompt_ids))
+    outputs = await parts.loop.run(prompt, parts.context(session_id, prompt_ids, span))
     if not outputs:
         raise EmptySessionError(f"agent loop {parts.run.agent.name!r} gave no trajectory")
     for output in outputs:
         check_output(output)
-    return tuple([await _scored(output, prompt, parts.scorer) for output in outputs])
+    return tuple([await _scored(output, prompt, parts.scorer, span) for output in outputs])
 
 
 def check_output(output: AgentLoopOutput) -> None:
@@ -163,11 +181,21 @@ def check_output(output: AgentLoopOutput) -> None:
         raise EmptySessionError("the policy sampled no token")
 
 
-async def _scored(output: AgentLoopOutput, prompt: Prompt, scorer: RewardScorer) -> AgentLoopOutput:
+async def _scored(output: AgentLoopOutput, prompt: Prompt, scorer: RewardScorer, session: Span) -> AgentLoopOutput:
     if output.reward_score is not None:
         return output
-    result = await scorer.score(reward_request(output, prompt))
+    with session.span(SpanKind.REWARD, "reward") as span:
+        result = await scorer.score(reward_request(output, prompt))
+        span.note(score=result.score)
     return replace(output, reward_score=result.score, extra_fields={**output.extra_fields, "reward_extra_info": result.extra})
+
+
+def _told(result: SessionResult) -> dict[str, Json]:
+    """What the trace says of a session."""
+    if result.failure is not None:
+        return {"failure": str(result.failure)}
+    last = result.outputs[-1]
+    return {"num_turns": last.num_turns, "stop_reason": str(last.extra_fields.get("stop_reason", ""))}
 
 
 def reward_request(output: AgentLoopOutput, prompt: Prompt) -> RewardRequest:

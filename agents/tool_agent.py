@@ -135,7 +135,7 @@ class _Session:
         if not allowed:
             limit = self.context.agent.max_tool_calls
             return {"role": "tool", "name": call.name, "content": f"error: no more than {limit} tool calls; answer now"}
-        answer = await self.context.tools.run(call, self.prompt.tools_kwargs)
+        answer = await self.context.call_tool(call, self.prompt.tools_kwargs)
         self.outcomes[str(answer.outcome)] += 1
         return {"role": "tool", "name": call.name, "content": answer.text}
 

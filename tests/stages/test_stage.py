@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -95,7 +96,7 @@ async def test_objects_and_numbers_a_row_are_reported_in_their_layout(bench: Ben
     queue = bench.scope.queue
     await queue.open_lease(GroupLease(uid="b"))
     await queue.open_lease(lease)
-    fields = {"num_turns": [2], "extra_fields": [{"a": [1, 2]}]}
+    fields: dict[str, list[Any]] = {"num_turns": [2], "extra_fields": [{"a": [1, 2]}]}
     await queue.kv_batch_put(["b_0_0"], partition_id=TRAIN, lease=lease, fields=fields, tags=[{"status": "finished"}])
     batch = KVBatchMeta(partition_id=TRAIN, keys=("b_0_0",), tags=({},))
     result = await run_stage(
