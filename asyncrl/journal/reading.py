@@ -1,0 +1,213 @@
+"""From a journal on disk to what it keeps. Works beside the writer, from any process, on a left-over journal and on a copy.
+
+journal.db -> [reading] -> Saved -> transfer_queue
+"""
+
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.errors import JournalDamagedError
+from asyncrl.journal.entries import Cells, Header, LeaseEntry, RowEntry, Saved, SavedRow, StepRecord
+from asyncrl.journal.tables import GROUP_SESSION, NAME_BITS, runs_of, seal_of, seal_of_cell
+
+_unpack = msgspec.msgpack.decode
+_LAST_ROW = 1 << 50
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that only reads, with one state of the journal for all its queries. Raises JournalError.
+
+    Where the folder cannot be written SQLite cannot read beside a writer's log, so the files are copied first.
+    """
+    with contextlib.ExitStack() as stack:
+        connection = _connect(path)
+        try:
+            connection.execute("BEGIN")
+            connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()
+        except sqlite3.OperationalError as error:
+            connection.close()
+            if not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+                raise
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            for file in (path, path.with_name(f"{path.name}-wal")):
+                if file.exists():
+                    shutil.copyfile(file, Path(folder) / file.name)
+            connection = _connect(Path(folder) / path.name)
+            connection.execute("BEGIN")
+        with contextlib.closing(connection):
+            yield connection
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=10)
+
+
+def load(path: Path) -> Saved:
+    """Everything that the journal keeps, without the values of retired rows; `incarnation` as it stands in the file.
+
+    Raises JournalDamagedError, which names what is damaged.
+    """
+    with reading(path) as connection:
+        return Reader(connection, path).saved()
+
+
+def rows_of(path: Path, record: StepRecord) -> dict[int, SavedRow]:
+    """The rows of a step's record with their values, retired or not. Raises JournalDamagedError."""
+    with reading(path) as connection:
+        return Reader(connection, path).rows_of(record.row_ids)
+
+
+class Reader:
+    """Reads the tables through one connection, and checks every seal."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection = connection
+        self._path = path
+        self.meta: dict[str, int | str] = self._told("meta", lambda: dict(self._lines("meta")))
+        self._names: dict[int, str] = self._told("field names", lambda: dict(self._lines("name")))
+        self._headers = self._told("headers", self._read_headers)
+        self._removed: frozenset[int] = self._told("removed rows", self._read_removed)
+
+    # --- everything
+
+    def saved(self) -> Saved:
+        records = self._told("step records", self._read_records)
+        hidden = {row_id for record in records.values() if record.is_retired for row_id in record.row_ids} | self._removed
+        rows = self._told("rows", lambda: self._read_rows(hidden))
+        self._told("values", lambda: self._read_cells(rows, _gaps(hidden)))
+        highest = self._told("rows", lambda: self._connection.execute("SELECT IFNULL(MAX(id), 0) FROM row").fetchone()[0])
+        return Saved(
+            incarnation=int(self.meta["incarnation"]),
+            rows=rows,
+            leases=self._told("leases", self._read_leases),
+            turns=self._told("turns", self._read_turns),
+            records=records,
+            counters=self._told("counters", lambda: dict(self._lines("counter"))),
+            next_row_id=max(int(self.meta.get("next_row_id", 1)), highest + 1),
+        )
+
+    def rows_of(self, row_ids: Iterable[int]) -> dict[int, SavedRow]:
+        wanted = sorted(set(row_ids) - self._removed)
+        rows: dict[int, SavedRow] = {}
+        for first, stop in runs_of(wanted):
+            for line in self._lines("row", f"WHERE id >= {first} AND id < {stop} ORDER BY id"):
+                rows[line[0]] = SavedRow(row=_row(line))
+        self._told("values", lambda: self._read_cells(rows, runs_of(wanted)))
+        return rows
+
+    # --- tables
+
+    def _lines(self, table: str, where: str = "") -> Iterator[tuple[Any, ...]]:
+        """The lines of a table without their seals, which are checked."""
+        for *line, seal in self._connection.execute(f"SELECT * FROM {table} {where}"):
+            if seal_of(*line) != seal:
+                raise self._damaged(f"a line of table {table!r} is not what was written: {_short(line)}")
+            yield tuple(line)
+
+    def _read_headers(self) -> dict[int, Header]:
+        lines = self._lines("header")
+        return {n: Header(kind=kind, dtype=dtype, shape=tuple(msgspec.json.decode(shape))) for n, kind, dtype, shape in lines}
+
+    def _read_removed(self) -> frozenset[int]:
+        return frozenset(row_id for _, row_ids in self._lines("removal") for row_id in array("q", row_ids))
+
+    def _read_records(self) -> dict[int, StepRecord]:
+        return {line[0]: _record(line) for line in self._lines("record", "ORDER BY step")}
+
+    def _read_rows(self, hidden: set[int]) -> dict[int, SavedRow]:
+        return {line[0]: SavedRow(row=_row(line)) for line in self._lines("row", "ORDER BY id") if line[0] not in hidden}
+
+    def _read_cells(self, rows: Mapping[int, SavedRow], runs: Iterable[tuple[int, int]]) -> None:
+        query = "SELECT id, header, seal, data FROM cell WHERE id >= ? AND id < ? ORDER BY id"
+        for first, stop in runs:
+            for cell_id, header, seal, data in self._connection.execute(query, (first << NAME_BITS, stop << NAME_BITS)):
+                row = rows.get(cell_id >> NAME_BITS)
+                name = self._names.get(cell_id & (1 << NAME_BITS) - 1)
+                if row is None or name is None:
+                    raise self._damaged(f"a value of field {name!r} belongs to row {cell_id >> NAME_BITS}, which is missing")
+                is_whole = isinstance(data, bytes) and header in self._headers and seal_of_cell(cell_id, header, data) == seal
+                if not is_whole:
+                    raise self._damaged(f"the value of field {name!r} of key {row.row.key!r} is not what was written")
+                row.cells[name] = self._headers[header], data
+
+    def _read_leases(self) -> dict[tuple[str, int | None], LeaseEntry]:
+        leases = [_lease(line) for line in self._lines("lease")]
+        return {(lease.uid, lease.session_id): lease for lease in leases}
+
+    def _read_turns(self) -> dict[tuple[str, int], list[Cells]]:
+        turns: dict[tuple[str, int], list[Cells]] = {}
+        for _, uid, session_id, turn, columns in self._lines("turn", "ORDER BY id"):
+            of_session = turns.setdefault((uid, session_id), [])
+            if turn != len(of_session):
+                raise self._damaged(f"turn {len(of_session)} of session {uid}_{session_id} is missing")
+            of_session.append({name: _cell(content) for name, content in _unpack(columns).items()})
+        return turns
+
+    # --- errors
+
+    def _told(self, what: str, read: Callable[[], Any]) -> Any:
+        """A file that SQLite cannot follow, or text and blobs that are none, are damage; the message says of what."""
+        try:
+            return read()
+        except (sqlite3.DatabaseError, msgspec.DecodeError, TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, JournalDamagedError):
+                raise
+            raise self._damaged(f"its {what} cannot be read ({error})") from error
+
+    def _damaged(self, what: str) -> JournalDamagedError:
+        return JournalDamagedError(f"{self._path} is damaged: {what}; start a new run, or put a copy of the file in its place")
+
+
+def _gaps(hidden: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The ranges of row numbers between the hidden ones."""
+    start = 0
+    for first, stop in runs_of(sorted(hidden)):
+        if first > start:
+            yield start, first
+        start = stop
+    yield start, _LAST_ROW
+
+
+def _row(line: tuple[Any, ...]) -> RowEntry:
+    row_id, partition_id, key, uid, session_id, attempt, incarnation, tag = line
+    return RowEntry(
+        row_id=row_id,
+        partition_id=partition_id,
+        key=key,
+        uid=uid,
+        session_id=session_id,
+        attempt=attempt,
+        incarnation=incarnation,
+        tag=_unpack(tag),
+    )
+
+
+def _lease(line: tuple[Any, ...]) -> LeaseEntry:
+    uid, session_id, attempt, incarnation, is_open = line
+    session = None if session_id == GROUP_SESSION else session_id
+    return LeaseEntry(uid=uid, session_id=session, attempt=attempt, incarnation=incarnation, is_open=bool(is_open))
+
+
+def _record(line: tuple[Any, ...]) -> StepRecord:
+    step, partition_id, is_retired, content = line
+    listed = {name: tuple(entries) for name, entries in _unpack(content).items()}
+    return StepRecord(step=step, partition_id=partition_id, is_retired=bool(is_retired), **listed)
+
+
+def _cell(content: list[Any]) -> tuple[Header, bytes]:
+    kind, dtype, shape, data = content
+    return Header(kind=kind, dtype=dtype, shape=tuple(shape)), data
+
+
+def _short(line: list[Any]) -> str:
+    shown = ", ".join(f"{len(value)} bytes" if isinstance(value, bytes) else repr(value) for value in line)
+    return shown if len(shown) <= 200 else f"{shown[:200]}..."
