@@ -1,7 +1,8 @@
 """The way of a training run, top to bottom; read this file first.
 
     dataset row -> uid -> group (pending) -> sessions (running) -> turns -> reward -> trajectory rows -> group (finished | failure)
-      -> sample -> [old_log_probs] -> [ref_log_prob] -> advantages -> actor update -> metrics -> retire -> publish (version + 1)
+      -> sample -> balance -> [old_log_probs] -> [ref_log_prob] -> advantages -> actor update -> metrics -> retire
+      -> publish (version + 1)
 
         feed.take ──> agents.start ──> TransferQueue ──kv_watch──> replay.sample ──keys──> run_stage … ──> queue.retire
             ^                              (rows)                       |                     |                |
@@ -10,6 +11,7 @@
 Who waits for whom:
   admit     consumes a place and a row; produces a running group; waits for admission; unblocked by publish, or by a dropped group
   sample    consumes the oldest groups; produces keys and tags; waits until all are terminal; unblocked by the last session's end
+  balance   consumes keys and tags; produces the order in which the ranks take them; waits for nothing
   stages    consume columns, produce columns; wait for nothing but their compute
   publish   consumes a snapshot; produces version + 1; waits for the decode step in flight
 
@@ -20,7 +22,8 @@ that fails between two steps leaves one too.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.config import TrainRun
@@ -28,11 +31,12 @@ from asyncrl.feed import Feed
 from asyncrl.keys import StepLease
 from asyncrl.observe.sight import Sight
 from asyncrl.observe.trajectories import TrajectoryText
-from asyncrl.ports import Decode, RolloutEngine, StepContext, World
+from asyncrl.ports import Decode, RolloutEngine, StageResult, StepContext, World
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.replay import Admission, ReplayBuffer
+from asyncrl.stages.balance import balance
 from asyncrl.stages.stage import Stage, StepScope, run_stage
-from asyncrl.stages.trajectory_texts import TEXT_FIELDS, trajectory_texts
+from asyncrl.stages.trajectory_texts import TEXT_FIELDS, first_trajectories, trajectory_texts
 from asyncrl.stopping import Stop, StopRequested, until
 from asyncrl.training.actor import Actor
 from asyncrl.transfer_queue import TransferQueue
@@ -120,8 +124,7 @@ class Trainer:
             if is_last:
                 admitting.cancel()
             await self.publish(step)
-            num_tokens = sum(int(tag["seq_len"]) for tag in batch.tags)
-            await self.sight.end_step(step, self._counts(step), num_tokens=num_tokens)
+            await self.sight.end_step(step, self._counts(step), num_tokens=batch.num_tokens)
             if is_last or (config.test_freq and step % config.test_freq == 0):
                 await self._evaluate()
 
@@ -162,9 +165,10 @@ class Trainer:
         await self.queue.open_lease(scope.lease, keys=batch.keys, partition_id=batch.partition_id)
         self._is_updating = True
         try:
+            balanced = await self._balance(scope)
             for stage in self.stages:
                 with self.sight.timing(stage.name):
-                    self.sight.add(await run_stage(stage, scope))
+                    self.sight.add(await run_stage(stage, balanced))
             texts = await self._trajectory_texts(batch)
             await self.queue.retire(batch.keys, partition_id=batch.partition_id, step=step, lease=scope.lease)
         except BaseException:
@@ -176,6 +180,16 @@ class Trainer:
         self._is_updating = False
         await self.sight.trajectories(step, texts)  # not in the step: a full disk must not make a trained one look failed
         return batch
+
+    async def _balance(self, scope: StepScope) -> StepScope:
+        """The step with its rows in the order of the ranks; for one rank that is the order in which they were sampled."""
+        with self.sight.timing("balance"):
+            split = partial(balance, scope.batch, self.actor.num_ranks, groups_each=self.run.mini_batch_groups)
+            dispatch = await self.world.offload(split, pool="model", timeout_s=scope.timeout_s)
+            if scope.check:
+                await self.world.offload(dispatch.check, pool="model", timeout_s=scope.timeout_s)
+        self.sight.add(StageResult(metrics=dispatch.metrics))
+        return replace(scope, batch=dispatch.batch)
 
     async def publish(self, version: int) -> None:
         """Give the engine a snapshot of the weights; that frees the places of the groups they were trained on."""
@@ -200,7 +214,7 @@ class Trainer:
         return level == "all" or (level == "sampled" and step % 10 == 1)
 
     async def _trajectory_texts(self, batch: KVBatchMeta) -> list[TrajectoryText]:
-        chosen = batch.select(range(min(self.run.trainer.log_trajectories, len(batch))))
+        chosen = first_trajectories(batch, self.run.trainer.log_trajectories)
         if not len(chosen):
             return []
         columns = await self.queue.kv_batch_get(chosen.keys, partition_id=chosen.partition_id, fields=TEXT_FIELDS)

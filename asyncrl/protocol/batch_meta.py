@@ -40,6 +40,26 @@ class KVBatchMeta:
         """uid of each key."""
         return tuple(TrajectoryKey.parse(key).uid for key in self.keys)
 
+    @property
+    def padding(self) -> tuple[bool, ...]:
+        """True for each row that only fills a mesh (`protocol/padding.py`)."""
+        return tuple(bool(tag.get("is_padding", False)) for tag in self.tags)
+
+    @property
+    def groups(self) -> tuple[str | None, ...]:
+        """uid of each key, None for a padding row: it is a member of no group."""
+        return tuple(None if fills else uid for uid, fills in zip(self.uids, self.padding, strict=True))
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response tokens of its trajectories. Raises KeyError when a tag has no seq_len."""
+        return sum(int(tag["seq_len"]) for tag, fills in zip(self.tags, self.padding, strict=True) if not fills)
+
+    def without_padding(self) -> "KVBatchMeta":
+        """The trajectories alone: what the store holds, and what counts."""
+        padding = self.padding
+        return self.select(row for row, fills in enumerate(padding) if not fills) if any(padding) else self
+
     def select(self, positions: Iterable[int]) -> "KVBatchMeta":
         """The rows at `positions`, in that order."""
         chosen = tuple(positions)

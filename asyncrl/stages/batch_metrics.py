@@ -16,7 +16,7 @@ def batch_metrics_stage() -> Stage:
     """Spread of score, turns and lengths, and the means of what the reward function returned beside its score."""
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
-        real = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        real = [row for row, fills in enumerate(batch.padding) if not fills]
         lengths = {
             f"{name}_length": torch.tensor([int(batch.tags[row][tag]) for row in real], dtype=torch.float32)
             for name, tag in (("prompt", "prompt_len"), ("response", "response_len"), ("policy", "policy_len"))

@@ -6,9 +6,16 @@ from tensordict import TensorDict
 
 from asyncrl.observe.trajectories import TrajectoryText, to_turns
 from asyncrl.ports import Decode
+from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.ragged import rows_of
 
 TEXT_FIELDS = ("prompts", "responses", "response_mask", "reward_score", "num_turns", "extra_fields")
+
+
+def first_trajectories(batch: KVBatchMeta, count: int) -> KVBatchMeta:
+    """The rows to show of a batch: its first `count` trajectories, never padding."""
+    trajectories = batch.without_padding()
+    return trajectories.select(range(min(count, len(trajectories))))
 
 
 def trajectory_texts(keys: Sequence[str], columns: TensorDict, decode: Decode) -> list[TrajectoryText]:

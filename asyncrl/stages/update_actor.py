@@ -9,8 +9,8 @@ from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.stages.old_log_prob import FORWARD_READS
 from asyncrl.stages.stage import Stage, StageOutput
 
-Update = Callable[[TensorDict, Sequence[str]], dict[str, float]]
-"""(columns, uid of each row) -> metrics."""
+Update = Callable[[TensorDict, Sequence[str | None]], dict[str, float]]
+"""(columns, uid of each row, None for padding) -> metrics."""
 
 
 def update_actor_stage(update: Update, *, has_old_log_probs: bool, has_reference: bool) -> Stage:
@@ -22,6 +22,6 @@ def update_actor_stage(update: Update, *, has_old_log_probs: bool, has_reference
         reads |= {"ref_log_prob"}
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
-        return StageOutput(metrics=update(columns, batch.uids))
+        return StageOutput(metrics=update(columns, batch.groups))
 
     return Stage(name="update_actor", reads=reads, writes=frozenset(), compute=compute)

@@ -20,6 +20,7 @@ from asyncrl.algorithms.aggregation import token_weights
 from asyncrl.algorithms.kl import kl_penalty
 from asyncrl.algorithms.losses import ppo_clip_loss
 from asyncrl.config import TrainRun
+from asyncrl.protocol.mini_batches import mini_batches
 from asyncrl.protocol.ragged import rows_of
 from asyncrl.training.learner import Learner, LearnerState, Snapshot
 from asyncrl.training.mesh import all_sum, open_mesh
@@ -57,11 +58,16 @@ class Actor:
             self._learner.policy, columns, max_tokens=self._config.ppo_max_token_len_per_gpu, temperature=self._temperature
         )
 
-    def update(self, columns: TensorDict, group_ids: Sequence[str]) -> dict[str, float]:
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that share a batch: the data-parallel size of the mesh."""
+        return self._learner.mesh.size()
+
+    def update(self, columns: TensorDict, group_ids: Sequence[str | None]) -> dict[str, float]:
         """One pass of `ppo_epochs` over the batch, an optimizer step for each mini-batch of groups, in order of first appearance.
 
         columns: input_ids, position_ids, response_mask, advantages; old_log_probs (absent: the detached new ones); ref_log_prob
-        when the KL loss is on; rollout_log_probs for the metrics, when there. group_ids: the uid of each row.
+        when the KL loss is on; rollout_log_probs for the metrics, when there. group_ids: the uid of each row, None for padding.
         Returns metrics under verl's names, means over the mini-batches.
         Raises NonFiniteGradientError after too many skipped updates in a row.
         """
@@ -103,8 +109,6 @@ class Actor:
         config = self._config
         pick = batch.rows.on_policy_tokens
         tokens = batch.rows.token_batch(rows)
-        if not len(tokens.labels_n):
-            return  # only observations: nothing to learn
         log_prob, entropy = self._learner.policy(tokens, self._temperature, config.entropy_coeff > 0)
         old = pick(batch.old, rows) if batch.old else log_prob.detach()
         weight = pick(weights, rows)
@@ -162,22 +166,10 @@ class Reference:
         return score_responses(self._policy, columns, max_tokens=self._max_tokens, temperature=self._temperature)
 
 
-def mini_batches(group_ids: Sequence[str], groups_each: int) -> list[list[int]]:
-    """Row numbers of each mini-batch: whole groups, in order of first appearance, rows in batch order.
-
-    ["a", "b", "a", "c"] with 2 groups each -> [[0, 2, 1], [3]].
-    """
-    members: dict[str, list[int]] = {}
-    for row, uid in enumerate(group_ids):
-        members.setdefault(uid, []).append(row)
-    groups = list(members.values())
-    return [[row for group in groups[start : start + groups_each] for row in group] for start in range(0, len(groups), groups_each)]
-
-
 class _Batch:
     """The columns of a batch as one tensor a row; an absent column is an empty list."""
 
-    def __init__(self, columns: TensorDict, group_ids: Sequence[str]) -> None:
+    def __init__(self, columns: TensorDict, group_ids: Sequence[str | None]) -> None:
         names = set(columns.keys())
         self.group_ids = group_ids
         self.rows = Rows.of(columns)
@@ -221,11 +213,11 @@ class _Tally:
             "training/rollout_probs_diff_std": float(drift.std(correction=0)),
         }
 
-    def suspects(self, group_ids: Sequence[str], chosen: Sequence[int]) -> str:
+    def suspects(self, group_ids: Sequence[str | None], chosen: Sequence[int]) -> str:
         """The rows that made the loss not finite, as `uid (row n)`; or all groups, when only the backward pass overflowed."""
         if self.broken:
             return "loss not finite in " + ", ".join(f"{group_ids[row]} (row {row})" for row in sorted(self.broken))
-        uids = dict.fromkeys(group_ids[row] for row in chosen)
+        uids = dict.fromkeys(uid for row in chosen if (uid := group_ids[row]) is not None)
         return f"every loss is finite, the backward pass overflowed in groups {', '.join(uids)}"
 
 

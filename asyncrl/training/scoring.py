@@ -36,9 +36,14 @@ class Rows:
         return rows
 
     def micro_batches(self, chosen: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """The chosen rows packed under the token budget, as row numbers of the batch."""
-        packed = pack_micro_batches([len(self.input_ids[row]) for row in chosen], max_tokens)
-        return [[chosen[place] for place in places] for places in packed]
+        """The chosen rows packed under the token budget, as row numbers of the batch.
+
+        Rows without a policy token (padding rows, responses of observations alone) are left out: they have no logit, so they would
+        cost a forward pass and move the rounding of the rows beside them.
+        """
+        scored = [row for row in chosen if self.mask[row].any()]
+        packed = pack_micro_batches([len(self.input_ids[row]) for row in scored], max_tokens)
+        return [[scored[place] for place in places] for places in packed]
 
     def token_batch(self, chosen: Sequence[int]) -> TokenBatch:
         return token_batch(

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from asyncrl.config import TrainRun
 from asyncrl.errors import ConfigError, NonFiniteGradientError
 from asyncrl.protocol.ragged import from_values
-from asyncrl.training.actor import Actor, Reference, mini_batches
+from asyncrl.training.actor import Actor, Reference
 
 LENGTHS = [(3, 5), (3, 9), (6, 4), (6, 12), (2, 7), (2, 3), (5, 5), (5, 1)]
 UIDS = ["a", "a", "b", "b", "c", "c", "d", "d"]
@@ -99,10 +99,6 @@ def test_learning_raises_the_log_prob_of_what_was_good(make_model: MakeModel, ma
         actor.update(columns, UIDS)
     gain = actor.log_probs(columns)[0].values() - before
     assert float((gain * signed).sum()) > 0
-
-
-def test_mini_batches_are_whole_groups_in_order_of_appearance() -> None:
-    assert mini_batches(["a", "b", "a", "c"], 2) == [[0, 2, 1], [3]]
 
 
 def test_optimizer_steps_are_groups_over_mini_batch_times_epochs(
