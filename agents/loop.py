@@ -4,6 +4,7 @@ Place: session -> AgentLoop.run(prompt, context) -> list[AgentLoopOutput] -> rew
 between sessions: one object serves all of them at once.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
@@ -61,6 +62,10 @@ class AgentLoopOutput:
         return said[-1] if said else ""
 
 
+KeepTurn = Callable[[int, dict[str, Json]], Awaitable[None]]
+"""(turn, fields of the catalogue): keeps a turn of one session."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionContext:
     """What a loop may use. `sampling` has no stop tokens and no budget yet: those belong to each turn."""
@@ -79,6 +84,8 @@ class SessionContext:
     """The prompt, rendered once for all sessions of the group."""
     span: Span = NO_SPAN
     """The session's, for the trace."""
+    keep_turn: KeepTurn | None = None
+    """Where turns are kept until the session settles."""
 
     def new_builder(self) -> TokenBuilder:
         return TokenBuilder(self.prompt_ids, end_token_id=self.template.end_token_id)
@@ -125,6 +132,12 @@ class SessionContext:
             span.note(**_told(request, generation))
         builder.add_sampled(generation)
         return generation
+
+    async def keep(self, turn: int, builder: TokenBuilder, **state: Json) -> None:
+        """Keep turn `turn` (from 0) with its tools' answers: the tokens that are new in `builder`, and what else the loop would
+        need to go on after it. Returns when a crash can no longer take them."""
+        if self.keep_turn is not None:
+            await self.keep_turn(turn, {**builder.take_new(), "extra_fields": state})
 
     async def call_tool(self, call: ToolCall, tools_kwargs: dict[str, Json]) -> ToolAnswer:
         """Run a tool. Raises infrastructure errors and cancellation only."""

@@ -8,26 +8,29 @@ Invariants:
 2. A group is `finished` only if every session has written its trajectories; one failed session makes it `failure`, with the reason
    in its tag. The other sessions still run to their end.
 3. Every started group becomes terminal, whatever is raised or cancelled inside it, as long as the runner is open.
-4. A session writes under its own lease, which is closed when it settles.
+4. A session writes under its own lease. Its rows, the end of its lease and, when it is the last, the group's status and the end of
+   the group's lease are one transaction: no moment shows a part of them.
 """
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from asyncrl.agents.chat_template import ChatTemplate
-from asyncrl.agents.rows import rows_of
+from asyncrl.agents.rows import Rows, rows_of
 from asyncrl.agents.session import SessionFailure, failure_of, run_session, session_parts
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
-from asyncrl.errors import StaleLeaseError
+from asyncrl.errors import FieldError, JournalWriteError, StaleLeaseError, StoreError
 from asyncrl.keys import TRAIN, GroupLease, SessionLease
 from asyncrl.observe.spans import untraced
 from asyncrl.ports import FailureClass, GroupStatus, Prompt, RewardScorer, RolloutEngine, SessionSpan, World
-from asyncrl.protocol.batch_meta import TagValue
+from asyncrl.protocol.batch_meta import Tag
 from asyncrl.tools import Tool
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.wording import first_of
@@ -107,80 +110,136 @@ class GroupRunner:
     # --- one group --------------------------------------------------------------------------------------------------------------
 
     async def _run_group(self, prompt: Prompt) -> None:
-        lease = GroupLease(uid=prompt.uid)
-        await self._queue.open_lease(lease)
+        group = _Group(prompt=prompt, lease=GroupLease(uid=prompt.uid, incarnation=self._queue.incarnation), size=self._group_size)
         try:
-            await self._tag(lease, status=GroupStatus.PENDING, is_prompt=True, global_steps=prompt.global_steps)
-            failure = await self._run_sessions(prompt, lease)
-            await self._settle(lease, failure)
+            await self._admit(group)
+            await self._run_sessions(group)
         except asyncio.CancelledError as error:
             if not self._is_closing:  # nobody who may end a group has: it must not stay `running` for ever
-                await self._settle(lease, failure_of(error, "the group was cancelled from inside"))
+                await self._settle_group(group, failure_of(error, "the group was cancelled from inside"))
             raise
         finally:
-            await self._queue.close_lease(lease)
+            await self._queue.close_lease(group.lease)
 
-    async def _run_sessions(self, prompt: Prompt, lease: GroupLease) -> SessionFailure | None:
-        """Run all sessions to their end; returns the first failure in the order of the sessions."""
+    async def _admit(self, group: "_Group") -> None:
+        prompt = group.prompt
+        tag: Tag = {"status": GroupStatus.PENDING, "is_prompt": True, "global_steps": prompt.global_steps}
+        fields = {"raw_prompt": prompt.messages, "data_source": prompt.data_source}
+        await self._queue.admit(group.lease, partition_id=TRAIN, cursor=prompt.number + 1, tag=tag, fields=fields)
+
+    async def _run_sessions(self, group: "_Group") -> None:
+        """Run all sessions to their end; the last one that settles ends the group, and otherwise this does."""
         try:
             # Off the loop: a long prompt takes milliseconds, and a thread hop is nothing beside a group.
-            prompt_ids = tuple(await self._world.offload(self._parts.template.prompt_ids, prompt.messages))
+            group.prompt_ids = tuple(await self._world.offload(self._parts.template.prompt_ids, group.prompt.messages))
         except Exception as error:  # a template may raise anything; it costs this group and is told by its class
-            return failure_of(error)
+            await self._settle_group(group, failure_of(error))
+            return
         async with asyncio.TaskGroup() as siblings:
-            tasks = [
-                siblings.create_task(self._run_session(prompt, number, prompt_ids, lease), name=f"session {prompt.uid}_{number}")
-                for number in range(self._group_size)
-            ]
-        return next(filter(None, map(_failure_in, tasks)), None)
+            for number in range(group.size):
+                siblings.create_task(self._run_session(group, number), name=f"session {group.prompt.uid}_{number}")
+        if not group.is_settled:
+            await self._settle_group(group, group.failure or CANCELLED_FROM_INSIDE)
 
-    async def _settle(self, lease: GroupLease, failure: SessionFailure | None) -> None:
-        status = GroupStatus.FINISHED if failure is None else GroupStatus.FAILURE
+    async def _settle_group(self, group: "_Group", failure: SessionFailure) -> None:
+        """End a group that no session ended."""
+        if group.is_settled:
+            return
+        group.is_settled = True
         try:
-            await self._tag(lease, status=status, **({} if failure is None else {"failure": str(failure)}))
+            await self._queue.settle_group(group.lease, partition_id=TRAIN, tag=_last_tag(failure))
         except StaleLeaseError:  # the group was dropped meanwhile: its keys are gone, and nobody waits for it
             self._counts["groups_dropped"] += 1
         else:
-            self._counts[f"groups_{status}"] += 1
-
-    async def _tag(self, lease: GroupLease, **tag: TagValue) -> None:
-        await self._queue.kv_put(lease.uid, partition_id=TRAIN, lease=lease, tag=tag)
+            self._counts[f"groups_{GroupStatus.FAILURE}"] += 1
 
     # --- one session ------------------------------------------------------------------------------------------------------------
 
-    async def _run_session(
-        self, prompt: Prompt, session_id: int, prompt_ids: tuple[int, ...], group: GroupLease
-    ) -> SessionFailure | None:
-        lease = SessionLease(uid=prompt.uid, session_id=session_id)
+    async def _run_session(self, group: "_Group", session_id: int) -> None:
+        lease = SessionLease(uid=group.prompt.uid, session_id=session_id, incarnation=self._queue.incarnation)
         async with AsyncExitStack() as place:
             if self._places is not None:
                 await place.enter_async_context(self._places)  # bounded: each holder has a deadline
             try:
-                failure = await self._run_and_write(prompt, lease, prompt_ids, group)
-            except Exception as error:  # the store refused, or the rows could not be made: a put is whole or it is not there
-                failure = failure_of(error)
-            finally:
-                await self._queue.close_lease(lease)
-        self._counts["sessions_failed" if failure else "sessions_finished"] += 1
-        return failure
+                rows = await self._run(group, lease)
+            except Exception as error:  # the store refused, or the rows could not be made
+                rows = failure_of(error)
+            await self._settle_session(group, lease, rows)
 
-    async def _run_and_write(
-        self, prompt: Prompt, lease: SessionLease, prompt_ids: tuple[int, ...], group: GroupLease
-    ) -> SessionFailure | None:
-        if lease.session_id == 0:
-            await self._tag(group, status=GroupStatus.RUNNING)
+    async def _run(self, group: "_Group", lease: SessionLease) -> "Rows | SessionFailure":
+        if not group.is_running:
+            group.is_running = True
+            await self._queue.kv_put(group.prompt.uid, partition_id=TRAIN, lease=group.lease, tag={"status": GroupStatus.RUNNING})
         await self._queue.open_lease(lease)
         version = self._parts.engine.version
-        result = await run_session(prompt, lease.session_id, self._parts, prompt_ids=prompt_ids)
+        keep_turn = functools.partial(self._queue.put_turn, lease)
+        result = await run_session(group.prompt, lease.session_id, self._parts, prompt_ids=group.prompt_ids, keep_turn=keep_turn)
         if result.failure is not None:
             return result.failure
         self._counts.update(f"stop_{output.extra_fields.get('stop_reason', 'unknown')}" for output in result.outputs)
-        rows = rows_of(prompt, lease.session_id, result.outputs, version=version)
-        await self._queue.kv_batch_put(rows.keys, partition_id=TRAIN, lease=lease, fields=rows.fields, tags=rows.tags)
-        return None
+        return rows_of(group.prompt, lease.session_id, result.outputs, version=version)
+
+    async def _settle_session(self, group: "_Group", lease: SessionLease, rows: "Rows | SessionFailure") -> None:
+        """Write a session's rows and end it, and with the last of its siblings the group. What the store refuses is its failure."""
+        try:
+            await self._write(group, lease, rows)
+        except JournalWriteError:
+            raise  # nothing can be kept any more: that is the run's end, not the session's
+        except (StoreError, FieldError) as error:
+            if isinstance(rows, Rows) and not isinstance(error, StaleLeaseError):  # a put is whole or it is not there
+                await self._write(group, lease, failure_of(error))
+                return
+            group.failures[lease.session_id] = failure_of(error)  # its lease was not open, or is not any more
+            self._counts["sessions_failed"] += 1
+
+    async def _write(self, group: "_Group", lease: SessionLease, rows: "Rows | SessionFailure") -> None:
+        if isinstance(rows, SessionFailure):
+            group.failures[lease.session_id] = rows
+            rows = NO_ROWS
+        is_last = group.num_settled + 1 == group.size
+        last_tag = _last_tag(group.failure) if is_last else None
+        group.num_settled += 1
+        group.is_settled = is_last
+        try:
+            await self._queue.settle_session(
+                lease, partition_id=TRAIN, keys=rows.keys, fields=rows.fields, tags=rows.tags, group_tag=last_tag
+            )
+        except (StoreError, FieldError):
+            group.num_settled -= 1
+            group.is_settled = False
+            raise
+        self._counts["sessions_failed" if lease.session_id in group.failures else "sessions_finished"] += 1
+        if last_tag is not None:
+            self._counts[f"groups_{last_tag['status']}"] += 1
 
 
-def _failure_in(task: asyncio.Task[SessionFailure | None]) -> SessionFailure | None:
-    if task.cancelled():
-        return SessionFailure(kind=FailureClass.INFRA, error="CancelledError", message="the session was cancelled from inside")
-    return task.result()
+CANCELLED_FROM_INSIDE = SessionFailure(
+    kind=FailureClass.INFRA, error="CancelledError", message="the session was cancelled from inside"
+)
+NO_ROWS = Rows(keys=[], fields={}, tags=[])
+"""Of a session that failed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """What the sessions of one prompt share. `failures`: by session."""
+
+    prompt: Prompt
+    lease: GroupLease
+    size: int
+    prompt_ids: tuple[int, ...] = ()
+    num_settled: int = 0
+    is_running: bool = False
+    is_settled: bool = False
+    failures: dict[int, SessionFailure] = field(default_factory=dict)
+
+    @property
+    def failure(self) -> SessionFailure | None:
+        """The first one, in the order of the sessions."""
+        return self.failures[min(self.failures)] if self.failures else None
+
+
+def _last_tag(failure: SessionFailure | None) -> Tag:
+    if failure is None:
+        return {"status": GroupStatus.FINISHED}
+    return {"status": GroupStatus.FAILURE, "failure": str(failure)}

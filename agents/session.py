@@ -10,11 +10,13 @@ Invariants:
 
 import asyncio
 import traceback
+from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from asyncrl.agents.chat_template import ChatTemplate
 from asyncrl.agents.guests import Guests
-from asyncrl.agents.loop import AgentLoop, AgentLoopOutput, SessionContext
+from asyncrl.agents.loop import AgentLoop, AgentLoopOutput, KeepTurn, SessionContext
 from asyncrl.agents.registry import load_agent_loop
 from asyncrl.agents.tool_calls import ToolCallFormat, tool_call_format
 from asyncrl.agents.tool_runner import ToolRunner
@@ -80,7 +82,7 @@ class SessionParts:
     """The sessions under way; whoever made the parts closes them in the end."""
     session_span: SessionSpan = untraced
 
-    def context(self, session_id: int, prompt_ids: tuple[int, ...], span: Span) -> SessionContext:
+    def context(self, session_id: int, prompt_ids: tuple[int, ...], span: Span, keep_turn: KeepTurn | None) -> SessionContext:
         return SessionContext(
             session_id=session_id,
             engine=self.engine,
@@ -94,6 +96,7 @@ class SessionParts:
             request_timeout_s=self.run.rollout.request_timeout_s,
             prompt_ids=prompt_ids,
             span=span,
+            keep_turn=keep_turn,
         )
 
 
@@ -126,22 +129,28 @@ def session_parts(
 
 
 async def run_session(
-    prompt: Prompt, session_id: int, parts: SessionParts, *, prompt_ids: tuple[int, ...] | None = None
+    prompt: Prompt,
+    session_id: int,
+    parts: SessionParts,
+    *,
+    prompt_ids: tuple[int, ...] | None = None,
+    keep_turn: KeepTurn | None = None,
 ) -> SessionResult:
-    """Run and score one session. `prompt_ids`: the rendered prompt, when the caller has it already.
+    """Run and score one session. `prompt_ids`: the rendered prompt, when the caller has it already. `keep_turn`: where its turns
+    are kept until it settles; None: nowhere.
 
     Raises CancelledError only when its task was asked to end; everything else is in the result.
     """
     with parts.session_span(prompt.uid, session_id) as span:
-        result = await _end(prompt, session_id, parts, prompt_ids, span)
+        running = _run(prompt, session_id, parts, prompt_ids, span, keep_turn)
+        result = await _end(running, prompt, session_id, parts)
         span.note(outcome="" if result.failure is None else result.failure.error, **_told(result))
     return result
 
 
 async def _end(
-    prompt: Prompt, session_id: int, parts: SessionParts, prompt_ids: tuple[int, ...] | None, span: Span
+    session: Coroutine[Any, Any, tuple[AgentLoopOutput, ...]], prompt: Prompt, session_id: int, parts: SessionParts
 ) -> SessionResult:
-    session = _run(prompt, session_id, parts, prompt_ids, span)
     name, timeout_s = f"session {prompt.uid}_{session_id}", parts.run.agent.timeout_s
     try:
         outputs = await parts.guests.run(session, name=name, timeout_s=timeout_s, limit="agent.timeout_s")
@@ -155,11 +164,16 @@ async def _end(
 
 
 async def _run(
-    prompt: Prompt, session_id: int, parts: SessionParts, prompt_ids: tuple[int, ...] | None, span: Span
+    prompt: Prompt,
+    session_id: int,
+    parts: SessionParts,
+    prompt_ids: tuple[int, ...] | None,
+    span: Span,
+    keep_turn: KeepTurn | None,
 ) -> tuple[AgentLoopOutput, ...]:
     if prompt_ids is None:
         prompt_ids = tuple(await parts.world.offload(parts.template.prompt_ids, prompt.messages))
-    outputs = await parts.loop.run(prompt, parts.context(session_id, prompt_ids, span))
+    outputs = await parts.loop.run(prompt, parts.context(session_id, prompt_ids, span, keep_turn))
     if not outputs:
         raise EmptySessionError(f"agent loop {parts.run.agent.name!r} gave no trajectory")
     for output in outputs:

@@ -5,7 +5,7 @@ Place: an AgentLoop. Prompt -> answer, within the smaller of the turn's and the 
 
 from asyncrl.agents.loop import AgentLoopOutput, SessionContext, StopCause, output_of
 from asyncrl.agents.token_builder import TokenBuilder
-from asyncrl.ports import Prompt, StopReason
+from asyncrl.ports import Messages, Prompt, StopReason
 
 
 class SingleTurn:
@@ -22,7 +22,9 @@ class SingleTurn:
         )
         text = context.template.decode(generation.token_ids, skip_special=True)
         stop = why_ended(generation.stop_reason, context, builder)
-        return [output_of(builder, num_turns=1, stop=stop, messages=[{"role": "assistant", "content": text}])]
+        messages: Messages = [{"role": "assistant", "content": text}]
+        await context.keep(0, builder, messages=messages, stop_reason=str(stop))
+        return [output_of(builder, num_turns=1, stop=stop, messages=messages)]
 
 
 def turn_budget(context: SessionContext, builder: TokenBuilder) -> int:

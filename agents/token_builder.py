@@ -37,6 +37,7 @@ class TokenBuilder:
         self._mask: list[int] = []
         self._log_probs: list[float] = []
         self._versions: list[int] = []
+        self._num_taken = 0
 
     # --- growing ----------------------------------------------------------------------------------------------------------------
 
@@ -74,6 +75,16 @@ class TokenBuilder:
     def __len__(self) -> int:
         """Response tokens so far, observations included."""
         return len(self._ids)
+
+    def take_new(self) -> dict[str, list[int] | list[float]]:
+        """The columns of what was added since the last call, under their catalogue names."""
+        start, self._num_taken = self._num_taken, len(self)
+        return {
+            "responses": self._ids[start:],
+            "response_mask": self._mask[start:],
+            "rollout_log_probs": self._log_probs[start:],
+            "token_versions": self._versions[start:],
+        }
 
     @property
     def context_ids(self) -> list[int]:

@@ -38,6 +38,7 @@ class ToolAgent:
         stop = None
         while stop is None:
             stop = await session.take_turn()
+            await session.keep_turn(stop)
         return [session.output(stop)]
 
 
@@ -47,6 +48,8 @@ class _Session:
     context: SessionContext
     builder: TokenBuilder
     messages: Messages = field(default_factory=list)
+    num_kept: int = 0
+    """Messages that are kept already."""
     num_turns: int = 0
     num_tool_calls: int = 0
     num_parse_errors: int = 0
@@ -66,6 +69,19 @@ class _Session:
         if self.num_parse_errors > self.context.agent.max_parse_errors:
             return StopCause.MAX_PARSE_ERRORS
         return await self._commit(await self._answer_all(calls))
+
+    async def keep_turn(self, stop: StopCause | None) -> None:
+        """Keep what the last turn added."""
+        messages, self.num_kept = self.messages[self.num_kept :], len(self.messages)
+        stopped = "" if stop is None else str(stop)
+        await self.context.keep(self.num_turns - 1, self.builder, messages=messages, stop_reason=stopped, **self._counts_so_far())
+
+    def _counts_so_far(self) -> dict[str, Json]:
+        return {
+            "num_tool_calls": self.num_tool_calls,
+            "num_parse_errors": self.num_parse_errors,
+            "tool_outcomes": dict(self.outcomes),
+        }
 
     # --- a turn -----------------------------------------------------------------------------------------------------------------
 
@@ -162,8 +178,6 @@ class _Session:
             num_turns=self.num_turns,
             stop=stop,
             messages=self.messages,
-            num_tool_calls=self.num_tool_calls,
             used_tool=self.outcomes[Outcome.OK] > 0,
-            num_parse_errors=self.num_parse_errors,
-            tool_outcomes=dict(self.outcomes),
+            **self._counts_so_far(),
         )
