@@ -44,15 +44,18 @@ def score_sits_on_the_last_action(meta: KVBatchMeta, columns: TensorDict) -> Non
     tokens, scores = Tokens(columns["rm_scores"]), columns["rm_scores"].values()
     for row, position, at in tokens.first(~torch.isfinite(scores)):
         raise FieldError(f"{meta.keys[row]}: field 'rm_scores' is {float(scores[at])} at position {position}; allowed: finite")
-    last = tokens.last_true(columns["response_mask"].values())
-    for row, position, at in tokens.first((scores != 0) & (tokens.positions != last[tokens.rows])):
-        raise FieldError(
-            f"{meta.keys[row]}: field 'rm_scores' is {float(scores[at])} at position {position}; "
-            f"the last action is at {int(last[row])}"
-        )
+    actions, bounds = tokens.chosen(columns["response_mask"].values())
+    acting = bounds.diff() > 0
+    last = actions[bounds[1:][acting] - 1]
+    misplaced = (scores != 0).index_fill(0, last, value=False)
+    for row, position, at in tokens.first(misplaced):
+        ends = [place for place in map(tokens.place, last.tolist()) if place[0] == row]
+        where = f"the last action is at {ends[0][1]}" if ends else "the row has no action"
+        raise FieldError(f"{meta.keys[row]}: field 'rm_scores' is {float(scores[at])} at position {position}; {where}")
     if "reward_score" in names_of(columns):
-        expected = torch.where(last >= 0, columns["reward_score"], torch.zeros_like(columns["reward_score"]))
-        refuse_rows(meta, row_sums(columns["rm_scores"]), expected, "field 'rm_scores' sums to", "but 'reward_score' is")
+        expected = torch.where(acting, columns["reward_score"], torch.zeros_like(columns["reward_score"]))
+        found = torch.zeros_like(expected).masked_scatter(acting, scores[last])
+        refuse_rows(meta, found, expected, "field 'rm_scores' sums to", "but 'reward_score' is")
 
 
 def advantages_stay_inside_the_mask(meta: KVBatchMeta, columns: TensorDict) -> None:

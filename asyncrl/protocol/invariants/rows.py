@@ -9,7 +9,7 @@ from asyncrl.fields import field as catalogue_field
 from asyncrl.keys import TrajectoryKey
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.invariants.tokens import Tokens, names_of, refuse_rows, refuse_tags, row_sums
-from asyncrl.protocol.ragged import is_ragged, lengths_of
+from asyncrl.protocol.ragged import is_ragged, lengths_of, rows_of
 
 _LENGTH_TAGS = {Axis.PROMPT: "prompt_len", Axis.RESPONSE: "response_len", Axis.SEQUENCE: "seq_len"}
 
@@ -77,10 +77,9 @@ def tags_spell_the_policy_length(meta: KVBatchMeta, columns: TensorDict) -> None
 
 
 def input_ids_are_prompt_then_response(meta: KVBatchMeta, columns: TensorDict) -> None:
-    prompt_lens, sequence = lengths_of(columns["prompts"]), Tokens(columns["input_ids"])
-    ids, in_prompt = columns["input_ids"].values(), sequence.positions < prompt_lens[sequence.rows]
-    parts = torch.empty_like(ids)
-    parts[in_prompt], parts[~in_prompt] = columns["prompts"].values(), columns["responses"].values()
+    ids, sequence = columns["input_ids"].values(), Tokens(columns["input_ids"])
+    pairs = zip(rows_of(columns["prompts"]), rows_of(columns["responses"]), strict=True)
+    parts = torch.cat([part for pair in pairs for part in pair])
     for row, position, at in sequence.first(ids != parts):
         raise FieldError(
             f"{meta.keys[row]}: field 'input_ids' is {int(ids[at])} at position {position}, "

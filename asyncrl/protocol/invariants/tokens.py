@@ -1,7 +1,5 @@
 """What the invariants are written with: rows and positions of tokens, and the first one that is wrong, with its numbers."""
 
-from functools import cached_property
-
 import torch
 from tensordict import TensorDict
 
@@ -11,33 +9,34 @@ from asyncrl.protocol.ragged import lengths_of, offsets_of
 
 
 class Tokens:
-    """The entries of a ragged column, flat: rows, positions int64 [N], made when somebody asks."""
+    """The entries of a ragged column, flat: of its rows only the bounds are kept, so a check costs little where all is well."""
 
     def __init__(self, column: torch.Tensor) -> None:
         self._lengths = lengths_of(column)
         self._offsets = offsets_of(self._lengths)
 
-    @cached_property
-    def rows(self) -> torch.Tensor:
-        return torch.repeat_interleave(self._lengths)
-
-    @cached_property
+    @property
     def positions(self) -> torch.Tensor:
+        """int64 [N]: 0, 1, 2, ... in every row."""
         starts = self._offsets[:-1].repeat_interleave(self._lengths)
         return torch.arange(len(starts), device=starts.device) - starts
+
+    def place(self, at: int) -> tuple[int, int]:
+        """Row and position of the flat entry `at`."""
+        row = int(torch.searchsorted(self._offsets, at, right=True)) - 1
+        return row, at - int(self._offsets[row])
 
     def first(self, wrong: torch.Tensor) -> list[tuple[int, int, int]]:
         """Row, position and flat index of the first True entry of bool [N]; empty when there is none."""
         if not wrong.any():
             return []
         at = int(wrong.int().argmax())
-        row = int(torch.searchsorted(self._offsets, at, right=True)) - 1
-        return [(row, at - int(self._offsets[row]), at)]
+        return [(*self.place(at), at)]
 
-    def last_true(self, mask: torch.Tensor) -> torch.Tensor:
-        """Position of the last True entry of each row, int64 [B]; -1 where there is none."""
-        none = torch.full_like(self._lengths, -1)
-        return none.scatter_reduce(0, self.rows[mask], self.positions[mask], "amax")
+    def chosen(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The flat indexes of the True entries, int64 [n], and the bounds of each row among them, int64 [B + 1]."""
+        indexes = mask.nonzero()[:, 0]
+        return indexes, torch.searchsorted(indexes, self._offsets)
 
 
 def names_of(columns: TensorDict) -> list[str]:
@@ -55,8 +54,8 @@ def row_sums(column: torch.Tensor) -> torch.Tensor:
     values = column.values()
     if values.dtype == torch.bool:  # whole numbers: the difference of two running sums is exact, and needs no row numbers
         return offsets_of(values)[offsets_of(lengths_of(column))].diff()
-    sums = values.new_zeros(len(lengths_of(column)))
-    return sums.index_add(0, Tokens(column).rows, values)
+    lengths = lengths_of(column)
+    return values.new_zeros(len(lengths)).index_add(0, torch.repeat_interleave(lengths), values)
 
 
 def differ(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

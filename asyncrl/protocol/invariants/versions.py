@@ -22,26 +22,30 @@ def only_actions_have_a_version(meta: KVBatchMeta, columns: TensorDict) -> None:
 
 def versions_never_fall(meta: KVBatchMeta, columns: TensorDict) -> None:
     """Along the actions of a trajectory; and the first version of a session's trajectory is not below that of an earlier index."""
-    tokens, mask = Tokens(columns["token_versions"]), columns["response_mask"].values()
-    versions, rows, positions = columns["token_versions"].values()[mask], tokens.rows[mask], tokens.positions[mask]
-    falls = (rows[1:] == rows[:-1]) & (versions[1:] < versions[:-1])
+    tokens = Tokens(columns["token_versions"])
+    actions, bounds = tokens.chosen(columns["response_mask"].values())
+    versions = columns["token_versions"].values()[actions]
+    falls = versions[1:] < versions[:-1]
+    acting = (bounds.diff() > 0).nonzero()[:, 0]
+    starts = bounds[acting]
+    falls[starts[1:] - 1] = False  # from one row to the next
     for at in falls.nonzero()[:1, 0].tolist():
+        row, position = tokens.place(int(actions[at + 1]))
         raise FieldError(
-            f"{meta.keys[int(rows[at])]}: field 'token_versions' falls from {int(versions[at])} to {int(versions[at + 1])} "
-            f"at position {int(positions[at + 1])}"
+            f"{meta.keys[row]}: field 'token_versions' falls from {int(versions[at])} to {int(versions[at + 1])} "
+            f"at position {position}"
         )
-    starts = torch.cat([rows.new_ones(1, dtype=torch.bool), rows[1:] != rows[:-1]])[: len(rows)]
-    _refuse_falling_sessions(meta, dict(zip(rows[starts].tolist(), versions[starts].tolist(), strict=True)))
+    _refuse_falling_sessions(meta, dict(zip(acting.tolist(), versions[starts].tolist(), strict=True)))
 
 
 def tags_spell_the_versions(meta: KVBatchMeta, columns: TensorDict) -> None:
     """min/max_global_steps of the actions; without any, the dispatch version."""
-    tokens, mask = Tokens(columns["token_versions"]), columns["response_mask"].values()
-    versions, rows = columns["token_versions"].values()[mask].long(), tokens.rows[mask]
+    actions, bounds = Tokens(columns["token_versions"]).chosen(columns["response_mask"].values())
+    versions, counts = columns["token_versions"].values()[actions].double(), bounds.diff()  # only floats are reduced by segment
     dispatched = torch.tensor([int(tag.get("global_steps", 0)) for tag in meta.tags], device=versions.device)
-    for tag, reduction in (("min_global_steps", "amin"), ("max_global_steps", "amax")):
-        # include_self=False: rows without an action keep the dispatch version
-        expected = dispatched.scatter_reduce(0, rows, versions, reduction, include_self=False)
+    for tag, reduction in (("min_global_steps", "min"), ("max_global_steps", "max")):
+        of_actions = torch.segment_reduce(versions, reduction, lengths=counts)  # of no actions: infinity, which nobody takes
+        expected = dispatched.masked_scatter(counts > 0, of_actions[counts > 0].long())
         refuse_tags(meta, tag, expected, "what 'token_versions' of the actions says (without any: the tag global_steps)")
 
 
