@@ -22,9 +22,10 @@ from asyncrl.dataset import RLHFDataset
 from asyncrl.errors import CheckpointError
 from asyncrl.evaluation import eval_prompts, evaluate, modes_of
 from asyncrl.feed import Feed
+from asyncrl.observe.lineage import Lineage
 from asyncrl.observe.run_folder import RunFolder, create_run_folder, run_folders
 from asyncrl.observe.sight import open_sight
-from asyncrl.ports import RewardScorer, RolloutEngine, SamplingParams, World
+from asyncrl.ports import RewardScorer, RolloutEngine, SamplingParams, Topology, World
 from asyncrl.preflight import RunInputs, total_steps
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.rewards.scoring import open_scorer
@@ -39,10 +40,11 @@ from asyncrl.stopping import Stop, on_signals
 from asyncrl.tools import Tool, load_tools
 from asyncrl.trainer import Border, Trainer, give_weights
 from asyncrl.training.actor import Actor, Reference
-from asyncrl.training.checkpoint import Checkpoint, forget_newer, newest_valid, save_checkpoint
+from asyncrl.training.checkpoint import Checkpoint, forget_newer, kept_steps, newest_valid, save_checkpoint
 from asyncrl.training.export import export_model
 from asyncrl.training.model import load_model
 from asyncrl.transfer_queue import TransferQueue
+from asyncrl.transfer_queue.opening import open_queue
 from asyncrl.world import RealWorld
 
 log = logging.getLogger(__name__)
@@ -143,9 +145,12 @@ async def open_trainer(
         if checkpoint is not None:
             await give_weights(border.step, actor, rollout.engine, run, world)
         fixed = await world.offload(_fixed_by_a_run, run, rows)
-        queue = TransferQueue()
+        queue = await stack.enter_async_context(_open_queue(run, folder, border, world))
         admission = Admission(batch_size=run.data.train_batch_size, version=border.step)
-        agents = GroupRunner(queue, rollout.engine, rollout.scorer, rollout.template, rollout.tools, run, world)
+        lineage = _lineage(run, actor, admission, world)
+        agents = GroupRunner(
+            queue, rollout.engine, rollout.scorer, rollout.template, rollout.tools, run, world, lineage.session_span
+        )
         yield Trainer(
             run=run,
             world=world,
@@ -159,12 +164,31 @@ async def open_trainer(
             stages=await world.offload(stages_of, run, actor, pool="model"),
             evaluate=await _open_evaluation(run, inputs.val_rows, rollout, world, stack),
             save=functools.partial(_save, run, world, actor, folder, fixed),
-            sight=await stack.enter_async_context(open_sight(folder, run.trainer, world, total_steps=steps, step=border.step)),
+            sight=await stack.enter_async_context(
+                open_sight(folder, run.trainer, lineage, world, total_steps=steps, step=border.step)
+            ),
             decode=rollout.template.decode,
             stop=stop,
             total_steps=steps,
             border=border,
         )
+
+
+@asynccontextmanager
+async def _open_queue(run: TrainRun, folder: RunFolder, border: Border, world: World) -> AsyncIterator[TransferQueue]:
+    """The store with its journal, at the border: what was under way beyond it begins anew."""
+    store = run.store
+    path = folder.journal if store.journal else None
+    async with open_queue(path, world=world, sync=store.sync, commit_timeout_s=store.commit_timeout_s) as queue:
+        if border.step:
+            purged = int(queue.stats().get("ledger/purged_step", 0))
+            if purged > border.step:
+                raise CheckpointError(
+                    f"--resume: {folder.journal} begins after step {purged}, the newest whole checkpoint is of step {border.step}; "
+                    "put the newer checkpoint back, or start a new run without --resume"
+                )
+            await queue.start_over(step=border.step, cursor=border.cursor)
+        yield queue
 
 
 def stages_of(run: TrainRun, actor: Actor) -> tuple[Stage, ...]:
@@ -173,6 +197,17 @@ def stages_of(run: TrainRun, actor: Actor) -> tuple[Stage, ...]:
     reference = (ref_log_prob_stage(Reference(run).log_probs),) if run.actor.use_kl_loss else ()
     update = update_actor_stage(actor.update, has_old_log_probs=bool(old), has_reference=bool(reference))
     return (*old, *reference, advantage_stage(run.algorithm), update, batch_metrics_stage())
+
+
+def _lineage(run: TrainRun, actor: Actor, admission: Admission, world: World) -> Lineage:
+    return Lineage(
+        world,
+        groups_a_step=run.trainer.trace_groups,
+        batch_size=run.data.train_batch_size,
+        actor=actor.topology,
+        rollout=Topology(),  # the embedded engine is one process, whatever the actor's mesh
+        is_alive=admission.is_alive,
+    )
 
 
 def _open_actor(run: TrainRun, total_updates: int, checkpoint: Checkpoint | None) -> Actor:
@@ -198,7 +233,9 @@ def _drop_overlong(rows: RLHFDataset, template: ChatTemplate, run: TrainRun) -> 
 # --- checkpoints ------------------------------------------------------------------------------------------------------------------
 
 
-async def _save(run: TrainRun, world: World, actor: Actor, folder: RunFolder, fixed: dict[str, int | str], border: Border) -> None:
+async def _save(
+    run: TrainRun, world: World, actor: Actor, folder: RunFolder, fixed: dict[str, int | str], border: Border
+) -> list[int]:
     limit_s = run.trainer.stage_timeout_s
     state = await world.offload(actor.state, pool="model", timeout_s=limit_s)
     save = functools.partial(
@@ -212,6 +249,7 @@ async def _save(run: TrainRun, world: World, actor: Actor, folder: RunFolder, fi
         keep=run.trainer.max_ckpt_to_keep,
     )
     await world.offload(save, timeout_s=limit_s)
+    return await world.offload(kept_steps, folder.checkpoints)
 
 
 def _fixed_by_a_run(run: TrainRun, rows: RLHFDataset) -> dict[str, int | str]:

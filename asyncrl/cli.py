@@ -1,4 +1,4 @@
-"""The command line: asyncrl train | sft | eval | fields.
+"""The command line: asyncrl train | sft | eval | trace | fields.
 
 Everything that can be wrong with the user's input is checked before torch is imported, and answered in one line
 `error: ...` on stderr with exit code 2. A run that fails later ends with one such line and exit code 3.
@@ -6,6 +6,7 @@ Everything that can be wrong with the user's input is checked before torch is im
 
 import json
 import logging
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
@@ -16,6 +17,7 @@ from asyncrl import __version__
 from asyncrl.config import SFTRun, TrainRun, load_run, to_toml
 from asyncrl.errors import AsyncRLError, UserError
 from asyncrl.event_loop import run_loop
+from asyncrl.observe.trace_command import TraceFormat, render_trace, write_output
 from asyncrl.wording import first_of, named_message_of
 
 T = TypeVar("T")
@@ -124,6 +126,33 @@ def evaluate(
     from asyncrl.assembly import run_evaluation
 
     print(json.dumps(run_loop(run_evaluation(run, rows))))
+
+
+@app.command()
+def trace(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/quickstart.", show_default=False)
+    ],
+    group: Annotated[
+        str | None, typer.Option(metavar="UID", help="One prompt group. Default: the newest that is traced.", show_default=False)
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="The traced groups of one training step.", show_default=False)
+    ] = None,
+    form: Annotated[
+        TraceFormat, typer.Option("--format", help="A table, JSON lines, or a trace for ui.perfetto.dev.")
+    ] = TraceFormat.TABLE,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write it. Default: the terminal.", show_default=False)
+    ] = None,
+) -> None:
+    """Show which stage wrote and read every field of a prompt group, and what its sessions did when."""
+    width = shutil.get_terminal_size().columns if output is None and sys.stdout.isatty() else None
+    text = render_trace(folder, group=group, step=step, form=form, width=width)
+    if output is None:
+        print(text, end="")
+    else:
+        write_output(output, text)
 
 
 @app.command()

@@ -70,7 +70,8 @@ class Trainer:
     engine: RolloutEngine
     stages: tuple[Stage, ...]
     evaluate: Callable[[], Awaitable[dict[str, float]]] | None
-    save: Callable[[Border], Awaitable[None]]
+    save: Callable[[Border], Awaitable[list[int]]]
+    """Writes a checkpoint; returns the steps of those that are kept, oldest first."""
     sight: Sight
     decode: Decode
     stop: Stop
@@ -121,6 +122,8 @@ class Trainer:
             is_last = step == self.total_steps
             if is_last or (config.save_freq and step % config.save_freq == 0):
                 await self._save()
+            elif not config.save_freq and not self._saved.step:
+                await self.queue.purge(step)  # there is no checkpoint that could ask for it
             if is_last:
                 admitting.cancel()
             await self.publish(step)
@@ -137,6 +140,7 @@ class Trainer:
                 self.replay.close_feed()
                 return
             self.admission.admit(prompt.uid)
+            self.sight.lineage.admit(prompt)
             self.agents.start(prompt)
 
     async def show_groups(self) -> None:
@@ -165,11 +169,12 @@ class Trainer:
         await self.queue.open_lease(scope.lease, keys=batch.keys, partition_id=batch.partition_id)
         self._is_updating = True
         try:
-            balanced = await self._balance(scope)
+            balanced = await self._traced(await self._balance(scope))
             for stage in self.stages:
                 with self.sight.timing(stage.name):
                     self.sight.add(await run_stage(stage, balanced))
             texts = await self._trajectory_texts(batch)
+            await self._trace_end(balanced)
             await self.queue.retire(batch.keys, partition_id=batch.partition_id, step=step, lease=scope.lease)
         except BaseException:
             await self.replay.restore(step)
@@ -191,6 +196,21 @@ class Trainer:
         self.sight.add(StageResult(metrics=dispatch.metrics))
         return replace(scope, batch=dispatch.batch)
 
+    async def _traced(self, scope: StepScope) -> StepScope:
+        """The step with its traced rows; the lineage learns what the store holds of them."""
+        rows = self.sight.lineage.rows_of(scope.batch.groups)
+        if not rows:
+            return scope
+        chosen = scope.batch.select(rows)
+        held = await self.queue.describe(chosen.keys, partition_id=chosen.partition_id)
+        self.sight.lineage.begin_step(scope.context, chosen.keys, chosen.tags, held)
+        return replace(scope, traced=rows)
+
+    async def _trace_end(self, scope: StepScope) -> None:
+        if scope.traced:
+            chosen = scope.batch.select(scope.traced)
+            self.sight.lineage.retire(await self.queue.describe(chosen.keys, partition_id=chosen.partition_id))
+
     async def publish(self, version: int) -> None:
         """Give the engine a snapshot of the weights; that frees the places of the groups they were trained on."""
         with self.sight.timing("publish"):
@@ -198,9 +218,12 @@ class Trainer:
         self.admission.publish(version)
 
     async def _save(self) -> None:
+        """A checkpoint of the border, if there is none. Steps before the oldest that is kept will not be asked for again."""
         if self._saved != self.border:
-            await self.save(self.border)
+            kept = await self.save(self.border)
             self._saved = self.border
+            if len(kept) >= self.run.trainer.max_ckpt_to_keep:
+                await self.queue.purge(kept[0])
 
     async def _evaluate(self) -> None:
         if self.evaluate is None:

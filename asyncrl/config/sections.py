@@ -161,6 +161,17 @@ class RewardConfig(Section):
     """Processes that run sync reward functions."""
 
 
+class StoreConfig(Section):
+    """Where trajectories wait between generation and training."""
+
+    journal: bool = True
+    """Keep admissions, turns, trajectories and steps in journal.db of the run's folder, so that they survive the process."""
+    sync: Literal["normal", "full"] = "normal"
+    """What survives a power loss: `full`, all that was acknowledged; `normal`, a consistent earlier state."""
+    commit_timeout_s: Seconds = 60.0
+    """Seconds that the journal may take to acknowledge a change before the run ends."""
+
+
 class ReplayConfig(Section):
     """Groups between generation and training."""
 
@@ -278,6 +289,8 @@ class TrainerConfig(Section):
     """Which stage borders check the field invariants: none, one step in ten, every one."""
     log_trajectories: Count = 2
     """Trajectories a step that are written as readable text."""
+    trace_groups: Count = 1
+    """Prompt groups a step whose lineage and spans are recorded in trace.jsonl. 0: none."""
     stage_timeout_s: Seconds = 3600.0
     """Seconds that a stage of a step, a copy of the weights, or a checkpoint may take before the run ends with its name."""
     no_signal_patience: Positive = 10

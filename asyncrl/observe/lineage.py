@@ -85,8 +85,8 @@ class Lineage:
 
     # --- the step
 
-    def rows_of(self, uids: Iterable[str]) -> tuple[int, ...]:
-        """Positions of the rows that belong to traced groups. uids: of each row of a batch."""
+    def rows_of(self, uids: Iterable[str | None]) -> tuple[int, ...]:
+        """Positions of the rows that belong to traced groups. uids: of each row of a batch, None for padding."""
         if not self._groups:
             return ()
         return tuple(row for row, uid in enumerate(uids) if uid in self._groups)

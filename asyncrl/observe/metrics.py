@@ -9,7 +9,6 @@ A resumed run appends: read back, the last value of each key of a step wins.
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Self, SupportsFloat
 
 from asyncrl.errors import DataError
 from asyncrl.observe.events import EventWriter
+from asyncrl.observe.json_lines import cut_unfinished_line
 from asyncrl.observe.run_folder import RunFolder
 from asyncrl.ports import Json
 
@@ -32,7 +32,7 @@ class MetricsLog:
 
     def __init__(self, folder: RunFolder, *, tensorboard: bool = False, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        _cut_unfinished_line(folder.metrics)
+        cut_unfinished_line(folder.metrics)
         self._file = folder.metrics.open("a", encoding="utf-8")
         self._events = EventWriter(folder.tensorboard, started=clock()) if tensorboard else None
 
@@ -71,15 +71,6 @@ def _number(name: str, value: object) -> int | float:
 
 def _finite_or_none(value: int | float) -> int | float | None:
     return value if math.isfinite(value) else None
-
-
-def _cut_unfinished_line(path: Path) -> None:
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    end = content.rfind(b"\n") + 1
-    if end < len(content):
-        os.truncate(path, end)
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Json]]:

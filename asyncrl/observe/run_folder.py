@@ -1,6 +1,6 @@
 """The folder of a run: `<default_local_dir>/<experiment_name>`, the second run of a name `-2`, and so on. Nothing is overwritten.
 
-trainer.experiment_name -> [run folder] -> metrics, trajectories, configuration, curve, checkpoints, export
+trainer.experiment_name -> [run folder] -> metrics, trace, trajectories, configuration, curve, checkpoints, export
 """
 
 import itertools
@@ -31,6 +31,16 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        """Lineage and spans of a few groups a step."""
+        return self.path / "trace.jsonl"
+
+    @property
+    def journal(self) -> Path:
+        """What the TransferQueue keeps; `store.journal`."""
+        return self.path / "journal.db"
 
     @property
     def tensorboard(self) -> Path:

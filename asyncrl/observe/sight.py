@@ -1,6 +1,6 @@
 """Sight: collects the numbers of a step and shows them. The trainer's one door to metrics, progress, trajectories and the curve.
 
-trainer -> [sight] -> metrics.jsonl, TensorBoard, trajectories/, curve.png, progress bar
+trainer -> [sight] -> metrics.jsonl, trace.jsonl, TensorBoard, trajectories/, curve.png, progress bar
 
 It decides nothing. File work goes through `world.offload`.
 """
@@ -11,19 +11,36 @@ from functools import partial
 
 from asyncrl.config import TrainerConfig
 from asyncrl.observe.curve import draw_curve
+from asyncrl.observe.lineage import Lineage
 from asyncrl.observe.loop_lag import LoopLag
 from asyncrl.observe.metrics import MetricsLog
 from asyncrl.observe.no_signal import NoSignalWatch
 from asyncrl.observe.progress import Progress
 from asyncrl.observe.run_folder import RunFolder
+from asyncrl.observe.trace_file import TraceLog
 from asyncrl.observe.trajectories import TrajectoryText, write_trajectories
 from asyncrl.ports import StageResult, World
 
 
 class Sight:
-    """The numbers of one run. Made by `open_sight`."""
+    """The numbers of one run, and its lineage. Made by `open_sight`."""
 
-    def __init__(self, folder: RunFolder, metrics: MetricsLog, bar: Progress, lag: LoopLag, world: World, *, patience: int) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        metrics: MetricsLog,
+        trace: TraceLog,
+        bar: Progress,
+        lag: LoopLag,
+        lineage: Lineage,
+        world: World,
+        *,
+        patience: int,
+        step: int,
+    ) -> None:
+        self.lineage = lineage
+        self._trace = trace
+        self._ended = step
         self._folder = folder
         self._metrics = metrics
         self._bar = bar
@@ -43,12 +60,14 @@ class Sight:
         try:
             yield
         finally:
-            key = f"timing_s/{name}"
-            self._step[key] = self._step.get(key, 0.0) + self._world.now() - started
+            key, ended = f"timing_s/{name}", self._world.now()
+            self._step[key] = self._step.get(key, 0.0) + ended - started
+            self.lineage.time(name, started, ended)
 
     def add(self, result: StageResult) -> None:
-        """The numbers of a stage belong to this step."""
+        """The numbers of a stage belong to this step, and so does what it read and wrote."""
         self._step.update(result.metrics)
+        self.lineage.add(result.reports)
 
     @property
     def is_live(self) -> bool:
@@ -75,6 +94,13 @@ class Sight:
             self.say(warning)
         self._bar.step(step, numbers)
         await self._world.offload(self._metrics.log, step, numbers)
+        await self.write_trace()
+        self._ended = step
+
+    async def write_trace(self) -> None:
+        """Append what is known of the traced groups of the step under way to trace.jsonl; nothing when there are none."""
+        if (record := self.lineage.end_step(self._ended + 1)) is not None:
+            await self._world.offload(self._trace.append, record)
 
     async def evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
         """Show and log the `eval/*` numbers of the weights after `step`."""
@@ -87,14 +113,19 @@ class Sight:
 
 @asynccontextmanager
 async def open_sight(
-    folder: RunFolder, config: TrainerConfig, world: World, *, total_steps: int, step: int = 0
+    folder: RunFolder, config: TrainerConfig, lineage: Lineage, world: World, *, total_steps: int, step: int = 0
 ) -> AsyncIterator[Sight]:
-    """Open the run's files and the progress bar; leaving draws the curve of what was logged."""
+    """Open the run's files and the progress bar; leaving draws the curve of what was logged, and records groups dropped last."""
     metrics = await world.offload(partial(MetricsLog, folder, tensorboard=config.tensorboard))
     try:
+        trace = await world.offload(TraceLog, folder.trace)
         with Progress(total_steps=total_steps, step=step) as bar:
             async with LoopLag() as lag:
-                yield Sight(folder, metrics, bar, lag, world, patience=config.no_signal_patience)
+                sight = Sight(folder, metrics, trace, bar, lag, lineage, world, patience=config.no_signal_patience, step=step)
+                try:
+                    yield sight
+                finally:
+                    await sight.write_trace()
     finally:
         await world.offload(metrics.close)
         await world.offload(draw_curve, folder.path)

@@ -20,10 +20,11 @@ from asyncrl.algorithms.aggregation import token_weights
 from asyncrl.algorithms.kl import kl_penalty
 from asyncrl.algorithms.losses import ppo_clip_loss
 from asyncrl.config import TrainRun
+from asyncrl.ports import Topology
 from asyncrl.protocol.mini_batches import mini_batches
 from asyncrl.protocol.ragged import rows_of
 from asyncrl.training.learner import Learner, LearnerState, Snapshot
-from asyncrl.training.mesh import all_sum, open_mesh
+from asyncrl.training.mesh import all_sum, open_mesh, topology_of
 from asyncrl.training.model import build_policy
 from asyncrl.training.scoring import Rows, score_responses
 
@@ -57,6 +58,11 @@ class Actor:
         return score_responses(
             self._learner.policy, columns, max_tokens=self._config.ppo_max_token_len_per_gpu, temperature=self._temperature
         )
+
+    @property
+    def topology(self) -> Topology:
+        """How the actor's processes are cut."""
+        return topology_of(self._learner.mesh)
 
     @property
     def num_ranks(self) -> int:

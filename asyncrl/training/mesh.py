@@ -11,12 +11,21 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from asyncrl.ports import Topology
+
 
 def open_mesh() -> DeviceMesh:
     """A 1-D mesh over the ranks of the default process group; without a group, a group of this process alone is made."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+
+
+def topology_of(mesh: DeviceMesh) -> Topology:
+    """Sizes of the mesh's dimensions by name, those it lacks being 1."""
+    names = mesh.mesh_dim_names or ()
+    sizes = {name: mesh.size(dim) for dim, name in enumerate(names)}
+    return Topology(world=mesh.size(), **sizes)
 
 
 def shard(module: nn.Module, layers: list[nn.Module], mesh: DeviceMesh) -> None:
