@@ -26,9 +26,12 @@ from asyncrl.journal.tables import Tables
 if TYPE_CHECKING:
     import asyncio
 
-CHECKPOINT_BYTES = 32 << 20
-"""Bytes in the log from which on it is moved into the file when there is time; at four times as many it is, time or not."""
-MOST_REMOVED_ROWS = 16384
+CHECKPOINT_BYTES = 16 << 20
+"""Bytes in the log from which on it is moved into the file when there is time; at four times as many it is, time or not. A log that
+is written over costs half of one that grows."""
+IDLE_S = 0.005
+"""Seconds without an entry that count as time: whoever was just acknowledged goes first, and often comes back at once."""
+MOST_REMOVED_ROWS = 2048
 """Removed rows that may wait for their deletion while entries keep coming."""
 
 
@@ -52,6 +55,8 @@ class Writer:
         self._synchronous = ""
         self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._log_bytes = 0
+        self._log_size = 0
+        self._log_floor = 0
         self._identities = self._identify()
         self.failure: JournalWriteError | None = None
         self.num_commits = 0
@@ -93,12 +98,14 @@ class Writer:
         return group, False
 
     def _wait(self) -> Pending | None:
-        while True:
+        patience_s = IDLE_S
+        while (step := self._due(is_urgent=False)) is not None:
             try:
-                return self._queue.get_nowait()
+                return self._queue.get(timeout=patience_s)
             except queue.Empty:
-                if not self._tidy(is_urgent=False):
-                    return self._queue.get()
+                self._guarded(step)
+                patience_s = 0.0
+        return self._queue.get()
 
     def _commit(self, group: Sequence[Pending]) -> None:
         if self.failure is None:
@@ -107,9 +114,8 @@ class Writer:
         failure = self.failure
         self.num_done += len(group)
         _tell([pending.future for pending in group], failure)
-        if failure is None:
-            while self._tidy(is_urgent=True):
-                """One step at a time."""
+        while (step := self._due(is_urgent=True)) is not None:
+            self._guarded(step)
 
     def _write(self, group: Sequence[Pending], *, is_synced: bool) -> None:
         self._transact(lambda: self._tables.apply(pending.entry for pending in group), is_synced=is_synced)
@@ -140,27 +146,27 @@ class Writer:
 
     # --- what can wait
 
-    def _tidy(self, *, is_urgent: bool) -> bool:
-        """Do one thing that is due; False: nothing is."""
+    def _due(self, *, is_urgent: bool) -> Callable[[], object] | None:
+        """The next step of what has to be done, if any."""
         most_rows, most_bytes = (MOST_REMOVED_ROWS, 4 * CHECKPOINT_BYTES) if is_urgent else (0, CHECKPOINT_BYTES)
         if self.failure is not None:
-            return False
-        if self._tables.num_removed_rows > most_rows:
-            self._guarded(lambda: self._transact(self._tables.forget, is_synced=False))
-            return True
+            return None
         if self._log_bytes > most_bytes:
-            self._guarded(self._checkpoint)
-            return True
-        return False
+            return self._checkpoint
+        return self._forget if self._tables.num_removed_rows > most_rows else None
+
+    def _forget(self) -> None:
+        self._transact(self._tables.forget, is_synced=False)
 
     def _checkpoint(self) -> None:
         _, in_log, moved = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        # A reader keeps its part of the log; it is tried again after half as much.
-        self._log_bytes = 0 if in_log == moved else CHECKPOINT_BYTES // 2
+        # A reader keeps the log from being written over; what came before is then no reason to try again.
+        self._log_floor = 0 if in_log == moved else self._log_size
+        self._log_bytes = 0
 
     def _finish(self) -> None:
         while self.failure is None and self._tables.num_removed_rows:
-            self._guarded(lambda: self._transact(self._tables.forget, is_synced=False))
+            self._guarded(self._forget)
         if self.failure is None:
             self._guarded(lambda: self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
         with contextlib.suppress(sqlite3.Error):
@@ -169,8 +175,13 @@ class Writer:
     # --- files
 
     def _identify(self) -> list[tuple[int, int]]:
+        """Device and inode of both files; their sizes are noted. A log that has grown was written up to its end."""
         found = [os.stat(file) for file in (self._path, side_file(self._path, "-wal"))]
-        self.size_bytes = sum(entry.st_size for entry in found)
+        log_size = found[1].st_size
+        if log_size != self._log_size:
+            self._log_size = log_size
+            self._log_bytes = log_size - self._log_floor
+        self.size_bytes = found[0].st_size + log_size
         return [(entry.st_dev, entry.st_ino) for entry in found]
 
     def _check_in_place(self) -> None:
