@@ -32,6 +32,7 @@ from asyncrl.rewards.scoring import open_scorer
 from asyncrl.rollout.torch_engine import TorchEngine
 from asyncrl.stages.advantage import advantage_stage
 from asyncrl.stages.batch_metrics import batch_metrics_stage
+from asyncrl.stages.contract import check_stages
 from asyncrl.stages.old_log_prob import old_log_prob_stages
 from asyncrl.stages.ref_log_prob import ref_log_prob_stage
 from asyncrl.stages.stage import Stage
@@ -147,7 +148,7 @@ async def open_trainer(
         fixed = await world.offload(_fixed_by_a_run, run, rows)
         queue = await stack.enter_async_context(_open_queue(run, folder, border, world))
         admission = Admission(batch_size=run.data.train_batch_size, version=border.step)
-        lineage = _lineage(run, actor, admission, world)
+        lineage = _lineage(run, actor, admission, world, queue.incarnation)
         agents = GroupRunner(
             queue, rollout.engine, rollout.scorer, rollout.template, rollout.tools, run, world, lineage.session_span
         )
@@ -196,10 +197,12 @@ def stages_of(run: TrainRun, actor: Actor) -> tuple[Stage, ...]:
     old = old_log_prob_stages(run.old_log_probs, actor.log_probs)
     reference = (ref_log_prob_stage(Reference(run).log_probs),) if run.actor.use_kl_loss else ()
     update = update_actor_stage(actor.update, has_old_log_probs=bool(old), has_reference=bool(reference))
-    return (*old, *reference, advantage_stage(run.algorithm), update, batch_metrics_stage())
+    stages = (*old, *reference, advantage_stage(run.algorithm), update, batch_metrics_stage())
+    check_stages(stages)
+    return stages
 
 
-def _lineage(run: TrainRun, actor: Actor, admission: Admission, world: World) -> Lineage:
+def _lineage(run: TrainRun, actor: Actor, admission: Admission, world: World, incarnation: int) -> Lineage:
     return Lineage(
         world,
         groups_a_step=run.trainer.trace_groups,
@@ -207,6 +210,7 @@ def _lineage(run: TrainRun, actor: Actor, admission: Admission, world: World) ->
         actor=actor.topology,
         rollout=Topology(),  # the embedded engine is one process, whatever the actor's mesh
         is_alive=admission.is_alive,
+        incarnation=incarnation,
     )
 
 

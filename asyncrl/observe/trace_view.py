@@ -17,7 +17,10 @@ _LISTED = 8
 
 
 def field_objects(record: Record, group: GroupRow) -> list[dict[str, Json]]:
-    """One object a (stage, field), in the order of the way. Lists have an entry a trajectory; of `dataset` and `feed`, one."""
+    """One object a (stage, field), in the order of the way. Lists have an entry a trajectory; of `dataset` and `feed`, one.
+
+    mask_sums: of the mask that the stage was given; of a stage that reads none, those of the rows at sample.
+    """
     shared = {
         "step": record.head.step,
         "incarnation": record.head.incarnation,
@@ -44,7 +47,7 @@ def _own(line: FieldLine, group: GroupRow) -> dict[str, Json]:
         "shape": list(line.shape),
         "lengths": list(line.lengths),
         "valid_lengths": _valid(line, rows),
-        "mask_sums": None if line.mask_sums is None else list(line.mask_sums),
+        "mask_sums": list(line.mask_sums) if line.mask_sums is not None else [row.mask_sum for row in rows] or None,
         **{f"{name}s" if name == "key" else name: [getattr(row, name) for row in rows] for name in _OF_ROWS},
     }
 
