@@ -212,7 +212,7 @@ class Saved:
                 self.counters.update(op.counters)
 
     def _put_rows(self, rows: Sequence[RowEntry]) -> None:
-        for row in rows:
+        for row in (row._replace(tag=dict(row.tag)) for row in rows):
             if (held := self.rows.get(row.row_id)) is not None:
                 held.row = row
             else:

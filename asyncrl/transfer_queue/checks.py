@@ -5,9 +5,8 @@ from types import MappingProxyType
 
 from asyncrl.errors import DuplicateKeyError, FieldError, TagCountError, TagValueError
 from asyncrl.protocol.batch_meta import Tag, TagValue
-from asyncrl.transfer_queue.partition import Row
+from asyncrl.transfer_queue.partition import NO_TAG, Row
 
-_NO_TAG: Tag = MappingProxyType({})
 _TAG_TYPES = frozenset({bool, int, float, str})
 
 
@@ -31,7 +30,7 @@ def merged_tags(rows: Mapping[str, Row], keys: Sequence[str], tags: Sequence[Tag
         where = f"none for {keys[len(tags)]!r}" if len(tags) < len(keys) else f"the last key is {keys[-1]!r}"
         raise TagCountError(f"{len(tags)} tags for {len(keys)} keys of partition {partition_id!r}: {where}")
     return [
-        MappingProxyType({**(rows[key].tag if key in rows else _NO_TAG), **_checked(key, tag)})
+        MappingProxyType({**(rows[key].tag if key in rows else NO_TAG), **_checked(key, tag)})
         for key, tag in zip(keys, tags, strict=True)
     ]
 

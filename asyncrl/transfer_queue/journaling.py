@@ -5,6 +5,7 @@ A dtype is its name, a block its bytes: nothing here does arithmetic, so every d
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ def _partition_of(partition_id: str, groups: Mapping[str, Sequence[SavedRow]], r
 
 def _row_of(row: RowEntry) -> Row:
     owner = Owner(uid=row.uid, session_id=row.session_id, attempt=row.attempt, incarnation=row.incarnation)
-    return Row(row.row_id, row.tag, owner)
+    return Row(row.row_id, MappingProxyType(dict(row.tag)), owner)
 
 
 def _block_of(name: str, members: Sequence[SavedRow]) -> Block:

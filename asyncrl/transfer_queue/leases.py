@@ -199,8 +199,8 @@ def _entry_of(session: _Session) -> LeaseEntry:
 
 def owners_named(key: str) -> list[tuple[str, int | None]]:
     """Whose a key is that was never written, by its name: a group, and perhaps a session of another."""
-    uid, *numbers = key.rsplit("_", 2)
-    return [(key, None), *([(uid, int(numbers[0]))] if numbers and numbers[0].isdecimal() else [])]
+    parts = key.rsplit("_", 2)
+    return [(key, None), *([(parts[0], int(parts[1]))] if len(parts) == 3 and parts[1].isdecimal() else [])]
 
 
 def _rank(lease: StepLease) -> tuple[int, int]:

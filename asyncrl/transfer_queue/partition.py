@@ -9,12 +9,16 @@ A row is a tag and, a field, where its value lies (a block and a row in it). Eve
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from asyncrl.errors import DtypeChangeError, LeaseScopeError, MissingColumnError, UnknownKeyError, UnknownPartitionError
 from asyncrl.fields import CATALOGUE
 from asyncrl.keys import GroupLease, SessionLease, StepLease
 from asyncrl.protocol.batch_meta import Tag
 from asyncrl.transfer_queue.columns import Block, Cell, Schema, compact
+
+NO_TAG: Tag = MappingProxyType({})
+"""Of a row that was put without one: like every tag that is handed out it cannot be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +160,7 @@ class Partition:
         if row is not None:
             row.owner = owner
             return False
-        self._add(key, Row(next(self._row_ids), {}, owner))
+        self._add(key, Row(next(self._row_ids), NO_TAG, owner))
         return True
 
     def _add(self, key: str, row: Row) -> None:
