@@ -219,6 +219,7 @@ SWITCHES: dict[str, tuple[Tree, Tree]] = {
     "data.mapping.prompt is empty": ({}, {"data__mapping__prompt": "{question}"}),
     "trainer.total_training_steps is set": ({"trainer__total_training_steps": 3}, {}),
     "data.val_files is empty": ({}, {"data__val_files": "held_out.jsonl"}),
+    "store.journal is false": ({"store__journal": False}, {}),
     "eval.sampled is false": (
         {"eval__sampled": False, "data__val_files": "held_out.jsonl"},
         {"data__val_files": "held_out.jsonl"},

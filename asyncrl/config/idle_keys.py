@@ -43,6 +43,7 @@ SWITCHES: tuple[Switch[TrainRun], ...] = (
         lambda run: not run.data.val_files,
         "trainer.test_freq trainer.val_before_train eval.sampled eval.greedy eval.temperature eval.n eval.max_rows",
     ),
+    Switch("store.journal is false", lambda run: not run.store.journal, "store.sync store.commit_timeout_s"),
     Switch("eval.sampled is false", lambda run: not run.eval.sampled, "eval.temperature eval.n"),
     Switch("eval.sampled and eval.greedy are false", lambda run: not (run.eval.sampled or run.eval.greedy), "data.val_files"),
 )

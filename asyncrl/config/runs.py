@@ -19,6 +19,7 @@ from asyncrl.config.sections import (
     SFTConfig,
     SFTDataConfig,
     SFTTrainerConfig,
+    StoreConfig,
     TrainerConfig,
 )
 from asyncrl.errors import ConfigError
@@ -32,6 +33,7 @@ class TrainRun(Section):
     rollout: RolloutConfig = RolloutConfig()
     agent: AgentConfig = AgentConfig()
     reward: RewardConfig = RewardConfig()
+    store: StoreConfig = StoreConfig()
     replay: ReplayConfig = ReplayConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     actor: ActorConfig = ActorConfig()

@@ -142,6 +142,11 @@ def newest_valid(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
+def kept_steps(folder: Path) -> list[int]:
+    """Steps of the checkpoints that were written whole, oldest first."""
+    return sorted({int(path.stem.rpartition("_")[2]) for path in _candidates(folder) if (path / "DONE").is_file()})
+
+
 def forget_newer(checkpoint: Checkpoint) -> None:
     """A run goes on from here: what was skipped loses its DONE, else it would be kept, and a whole one removed in its place."""
     newer = itertools.takewhile(lambda path: path != checkpoint.path, _candidates(checkpoint.path.parent))
