@@ -1,0 +1,553 @@
+"""Processes that die in the middle of their puts (`kill -9`), and what the journal says afterwards.
+
+    python tests/endurance/kill_cycles.py [--cycles 500] [--seed 1] [--sync full]
+
+A cycle: a worker is forked, opens the journal in the folder that all share, finds in it what its predecessors left, and goes on
+with puts, turns, retries, settlings, drops, records, retirements and purges, several at once, until it is killed at a random
+moment. It announces each command before it gives it, and reports each one that was acknowledged. The next worker knows which
+commands were given, and `Model` what each of them means; what it reads must be what the first p of them come to, for one p that
+covers all that were acknowledged. This is durability (no acknowledged command is missing), atomicity (none is there in part) and
+order at once.
+
+The parent forks only: it has no thread and no loop, so that a worker costs milliseconds and not seconds of imports.
+"""
+
+import argparse
+import asyncio
+import copy
+import gc
+import json
+import os
+import random
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from asyncrl.event_loop import run_loop
+from asyncrl.keys import TRAIN, GroupLease, SessionLease, StepLease
+from asyncrl.protocol.ragged import ragged, rows_of
+from asyncrl.transfer_queue import TransferQueue
+from asyncrl.transfer_queue.opening import open_queue
+from asyncrl.world import RealWorld
+
+Command = dict[str, Any]
+"""`verb`, what it acts on, and values as seeds; JSON, to be sent over a pipe."""
+Report = Callable[[dict[str, Any]], None]
+"""Sends one message to the parent: `found`, `given`, `done` or `error`."""
+Values = dict[str, tuple[int, int]]
+"""Field -> (seed, number of entries): one cell, whose bytes follow from the seed."""
+
+FIELDS: dict[str, torch.dtype | None] = {
+    "responses": torch.int64,
+    "response_mask": torch.bool,
+    "rollout_log_probs": torch.float32,
+    "reward_score": torch.float32,
+    "hidden": torch.bfloat16,
+    "extra_fields": None,
+}
+"""Ragged ones, `reward_score` (one number) and `extra_fields` (JSON)."""
+STAGE_FIELD = "advantages"
+COUNTERS = ("admitted", "cursor", "dropped/test", "purged_step")
+NUM_SESSIONS, NUM_AT_ONCE, NUM_ALIVE = 2, 4, 6
+LONGEST_LIFE_S = 0.06
+HANG_TIMEOUT_S = 60.0
+
+
+# --- values ---------------------------------------------------------------------------------------------------------------------
+
+
+def value_of(name: str, seed: int, length: int) -> Any:
+    """A tensor [length], one number, or a JSON value: the same for the same seed in every process."""
+    dtype = FIELDS[name]
+    if dtype is None:
+        return {"seed": seed, "list": [seed] * min(length, 50), "text": "ü" * min(length, 50)}
+    count = 1 if name == "reward_score" else length
+    raw = np.frombuffer(bytearray(random.Random(seed).randbytes(count * dtype.itemsize)), dtype=np.uint8)
+    tensor = torch.from_numpy(raw % 2 if dtype is torch.bool else raw).view(dtype)
+    return tensor[0] if name == "reward_score" else tensor
+
+
+def plain(value: Any) -> Any:
+    """What can be compared: bytes (NaN is equal to itself), or JSON."""
+    return value.reshape(-1).view(torch.uint8).numpy().tobytes() if isinstance(value, torch.Tensor) else value
+
+
+# --- what the commands mean -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    tag: dict[str, Any] = field(default_factory=dict)
+    cells: Values = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    attempt: int = 0
+    incarnation: int = -1
+    is_open: bool = False
+    is_settled: bool = False
+    turns: list[Values] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    incarnation: int
+    sessions: list[Session] = field(default_factory=lambda: [Session() for _ in range(NUM_SESSIONS)])
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    def is_finished(self, uid: str) -> bool:
+        return bool(self.rows[uid].tag["status"] == "finished")
+
+    def leases(self) -> list[tuple[int | None, int, int, bool]]:
+        """session, attempt, incarnation, whether it is open; the group's own first."""
+        sessions = [(at, each.attempt, each.incarnation, each.is_open) for at, each in enumerate(self.sessions)]
+        return [(None, 0, self.incarnation, True), *(lease for lease in sessions if lease[2] >= 0)]
+
+    def keys_of(self, uid: str, session_id: int) -> list[str]:
+        return [key for key in self.rows if key.startswith(f"{uid}_{session_id}_")]
+
+
+@dataclass(slots=True, kw_only=True)
+class Model:
+    """What a store should hold after the commands that were applied."""
+
+    groups: dict[str, Group] = field(default_factory=dict)
+    counters: Counter[str] = field(default_factory=Counter)
+    records: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    retired: set[int] = field(default_factory=set)
+
+    def apply(self, command: Command) -> None:
+        getattr(self, f"_{command['verb']}")(command)
+
+    def _admit(self, command: Command) -> None:
+        row = Row(tag={"is_prompt": True, "status": "running"}, cells=command["values"])
+        self.groups[command["uid"]] = Group(incarnation=command["incarnation"], rows={command["uid"]: row})
+        self.counters["admitted"] += 1
+        self.counters["cursor"] = command["cursor"]
+
+    def _open_group(self, command: Command) -> None:
+        group = self.groups[command["uid"]]
+        group.incarnation = command["incarnation"]
+        for session in group.sessions:
+            session.is_open = False
+
+    def _open_session(self, command: Command) -> None:
+        group, session = self._session(command)
+        if command["attempt"] > session.attempt:
+            for key in group.keys_of(command["uid"], command["session_id"]):
+                del group.rows[key]
+            session.turns = []
+        session.attempt, session.incarnation, session.is_open = command["attempt"], command["incarnation"], True
+
+    def _turn(self, command: Command) -> None:
+        self._session(command)[1].turns.append(command["values"])
+
+    def _put(self, command: Command) -> None:
+        group, _ = self._session(command)
+        for key, values, tag in zip(command["keys"], command["columns"], command["tags"], strict=True):
+            row = group.rows.setdefault(key, Row())
+            row.tag = row.tag | tag
+            row.cells = row.cells | values
+
+    def _settle(self, command: Command) -> None:
+        self._put(command)
+        group, session = self._session(command)
+        session.is_settled, session.is_open, session.turns = True, False, []
+        if command["is_last"]:
+            group.rows[command["uid"]].tag |= {"status": "finished"}
+
+    def _settle_group(self, command: Command) -> None:
+        self.groups[command["uid"]].rows[command["uid"]].tag |= {"status": "finished"}
+
+    def _drop(self, command: Command) -> None:
+        for uid in command["uids"]:
+            del self.groups[uid]
+        self.counters["dropped/test"] += len(command["uids"])
+
+    def _clear(self, command: Command) -> None:
+        del self.groups[command["uid"]]
+
+    def _record(self, command: Command) -> None:
+        self.records[command["step"]] = tuple(command["keys"])
+
+    def _retire(self, command: Command) -> None:
+        self.retired.add(command["step"])
+        for uid in {key.rsplit("_", 2)[0] for key in command["keys"]}:
+            del self.groups[uid]
+
+    def _purge(self, command: Command) -> None:
+        for step in [step for step in self.records if step <= command["step"]]:
+            del self.records[step]
+            self.retired.discard(step)
+        self.counters["purged_step"] = command["step"]
+
+    def _session(self, command: Command) -> tuple[Group, Session]:
+        group = self.groups[command["uid"]]
+        return group, group.sessions[command["session_id"]]
+
+    def sight(self) -> dict[str, Any]:
+        """The same form as `read` gives."""
+        rows = {key: row for group in self.groups.values() for key, row in group.rows.items()}
+        turns = {
+            f"{uid}_{number}": [_plain_cells(cells) for cells in session.turns]
+            for uid, group in self.groups.items()
+            for number, session in enumerate(group.sessions)
+        }
+        return {
+            "rows": {key: (row.tag, _plain_cells(row.cells)) for key, row in rows.items()},
+            "turns": {key: cells for key, cells in turns.items() if cells},
+            "leases": {uid: sorted(group.leases(), key=str) for uid, group in self.groups.items() if not group.is_finished(uid)},
+            "records": {step: (keys, step in self.retired) for step, keys in self.records.items()},
+            "counters": {name: value for name, value in self.counters.items() if value},
+        }
+
+
+def _plain_cells(cells: Values) -> dict[str, Any]:
+    return {name: plain(value_of(name, *cell)) for name, cell in cells.items()}
+
+
+# --- a worker -------------------------------------------------------------------------------------------------------------------
+
+
+async def read(queue: TransferQueue, uids: Sequence[str]) -> dict[str, Any]:
+    """Everything that the store shows: rows with tags and values, turns of these groups, records, counters."""
+    tags = (await queue.kv_list(TRAIN))[TRAIN]
+    turns = {f"{uid}_{number}": await queue.kv_turns(uid, number) for uid in uids for number in range(NUM_SESSIONS)}
+    ledger, leases = queue._state.ledger, queue._state.leases
+    held = {uid: [(each.session_id, each.attempt, each.incarnation, each.is_open) for each in leases.entries(uid)] for uid in uids}
+    return {
+        "rows": {key: (dict(tag), await _read_cells(queue, key)) for key, tag in tags.items()},
+        "turns": {key: [{name: _only(turn[name]) for name in turn.keys()} for turn in kept] for key, kept in turns.items() if kept},  # noqa: SIM118
+        "leases": {uid: sorted(entries, key=str) for uid, entries in held.items() if entries},
+        "records": {step: (record.keys, record.is_retired) for step, record in ledger.records.items()},
+        "counters": {name: value for name, value in ledger.counters.items() if name in COUNTERS and value},
+    }
+
+
+async def _read_cells(queue: TransferQueue, key: str) -> dict[str, Any]:
+    names = [held.field for held in await queue.describe([key], partition_id=TRAIN)]
+    columns = await queue.kv_batch_get([key], partition_id=TRAIN, fields=names)
+    return {name: _only(columns[name]) for name in names}
+
+
+def _only(column: Any) -> Any:
+    """The one value of a column of one row."""
+    if not isinstance(column, torch.Tensor):
+        return column.tolist()[0]
+    return plain(rows_of(column)[0] if column.is_nested else column[0])
+
+
+def find_prefix(seen: dict[str, Any], model: Model, commands: Sequence[Command], num_done: int) -> int:
+    """How many of the commands are in the store, at least the `num_done` that were acknowledged.
+
+    Raises AssertionError, with the smallest difference, when no number fits.
+    """
+    trial = copy.deepcopy(model)
+    differences: list[list[str]] = []
+    for number in range(len(commands) + 1):
+        if number >= num_done:
+            differences.append(list(_differences(trial.sight(), seen)))
+            if not differences[-1]:
+                return number
+        if number < len(commands):
+            trial.apply(commands[number])
+    closest = min(differences, key=len)
+    raise AssertionError("\n".join([f"of {len(commands)} commands, {num_done} acknowledged, no first ones fit:", *closest]))
+
+
+def _differences(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> Iterator[str]:
+    for part in expected:
+        for key in sorted({*expected[part], *seen[part]}, key=str):
+            wanted, found = expected[part].get(key, "nothing"), seen[part].get(key, "nothing")
+            if wanted != found:
+                yield f"{part}, {key}: expected {str(wanted)[:300]}, found {str(found)[:300]}"
+
+
+class Worker:
+    """Gives commands at random, several at once, each group at most one; ends when it is killed."""
+
+    def __init__(self, queue: TransferQueue, model: Model, report: Report, rng: random.Random) -> None:
+        self._queue = queue
+        self._model = model
+        self._report = report
+        self._rng = rng
+        self._num_given = 0
+        self._busy: set[str] = set()
+        self._is_training = False
+
+    async def live(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(NUM_AT_ONCE):
+                group.create_task(self._produce())
+
+    async def _do(self, verb: str, **what: Any) -> None:
+        """Announce, act, report. No await before the act: commands have the order in which they were announced."""
+        command, number = {"verb": verb, **what}, self._num_given
+        self._num_given += 1
+        self._report({"given": command})
+        self._model.apply(command)
+        await give(self._queue, command)
+        self._report({"done": number})
+
+    async def _produce(self) -> None:
+        while True:
+            finished = [uid for uid, group in self._model.groups.items() if group.is_finished(uid)]
+            free = [uid for uid in self._model.groups if uid not in self._busy and uid not in finished]
+            if len(finished) >= 2 and not self._is_training and self._rng.random() < 0.5:
+                self._is_training = True
+                await self._train(finished[:2])
+                self._is_training = False
+            elif not free or (len(self._model.groups) < NUM_ALIVE and self._rng.random() < 0.3):
+                await self._admit()
+            else:
+                uid = self._rng.choice(free)
+                self._busy.add(uid)
+                await self._advance(uid)
+                self._busy.discard(uid)
+
+    async def _admit(self) -> None:
+        number = self._model.counters["admitted"] + 1
+        self._busy.add(uid := f"g{number}")
+        values = self._choose_values(self._choose_fields())
+        await self._do("admit", uid=uid, incarnation=self._queue.incarnation, cursor=number, values=values)
+        self._busy.discard(uid)
+
+    async def _advance(self, uid: str) -> None:
+        """The next command of a group under way. Leases of earlier processes are taken over first."""
+        group, incarnation, rng = self._model.groups[uid], self._queue.incarnation, self._rng
+        under_way = [number for number, session in enumerate(group.sessions) if not session.is_settled]
+        if group.incarnation < incarnation:
+            return await self._do("open_group", uid=uid, incarnation=incarnation)
+        if not under_way:
+            return await self._do("settle_group", uid=uid, incarnation=incarnation)
+        number = rng.choice(under_way)
+        session = group.sessions[number]
+        which = {"uid": uid, "session_id": number, "attempt": session.attempt, "incarnation": incarnation}
+        if session.incarnation < incarnation or (roll := rng.random()) < 0.05:
+            retry = session.attempt + (session.incarnation == incarnation or rng.random() < 0.2)
+            return await self._do("open_session", **which | {"attempt": retry})
+        if roll < 0.35:
+            return await self._do("turn", **which, turn=len(session.turns), values=self._choose_values(self._choose_fields()))
+        if roll < 0.65:
+            return await self._do("put", **which, **self._choose_rows(uid, number))
+        if roll < 0.70:
+            return await self._do("drop", uids=[uid])
+        if roll < 0.72:
+            return await self._do("clear", uid=uid)
+        is_last = len(under_way) == 1 and rng.random() < 0.7
+        return await self._do("settle", **which, **self._choose_rows(uid, number), is_last=is_last)
+
+    def _choose_fields(self) -> list[str]:
+        return self._rng.sample(list(FIELDS), self._rng.randint(1, len(FIELDS)))
+
+    def _choose_values(self, names: Sequence[str]) -> Values:
+        """Rows of none to many entries: some transactions are many pages long."""
+        return {name: (self._rng.getrandbits(32), self._rng.choice([0, 1, 7, 200, 200, 5000])) for name in names}
+
+    def _choose_rows(self, uid: str, session_id: int) -> Command:
+        """Up to three keys, new ones and those that are there, with the same fields and a tag each."""
+        names, numbers = self._choose_fields(), self._rng.sample(range(6), self._rng.randint(1, 3))
+        return {
+            "keys": [f"{uid}_{session_id}_{number}" for number in numbers],
+            "columns": [self._choose_values(names) for _ in numbers],
+            "tags": [{"status": "running", f"n{self._rng.randrange(3)}": self._rng.random()} for _ in numbers],
+        }
+
+    async def _train(self, uids: Sequence[str]) -> None:
+        """Record, write a column that no journal keeps, retire, perhaps purge. A step that was recorded before is gone on with."""
+        model = self._model
+        step = next((step for step in model.records if step not in model.retired), None)
+        if step is None:
+            step = max([model.counters["purged_step"], *model.records]) + 1
+            keys = [key for uid in uids for key in model.groups[uid].rows if key != uid]
+            await self._do("record", step=step, keys=keys)
+        keys = list(model.records[step])
+        lease = StepLease(step=step, incarnation=self._queue.incarnation)
+        await self._queue.open_lease(lease, keys=keys, partition_id=TRAIN)
+        stage = {STAGE_FIELD: [torch.ones(3)] * len(keys)}
+        await self._queue.kv_batch_put(keys, partition_id=TRAIN, lease=lease, fields=stage)
+        await self._do("retire", step=step, keys=keys, incarnation=lease.incarnation)
+        await self._queue.close_lease(lease)
+        if self._rng.random() < 0.5:
+            await self._do("purge", step=self._rng.choice([done for done in model.records if done in model.retired]))
+
+
+async def give(queue: TransferQueue, command: Command) -> None:
+    """The call that a command stands for."""
+    verb, where = command["verb"], {"partition_id": TRAIN}
+    if verb in ("admit", "open_group", "settle_group"):
+        await _give_to_group(queue, command, GroupLease(uid=command["uid"], incarnation=command["incarnation"]))
+    elif verb in ("open_session", "turn", "put", "settle"):
+        names = ("uid", "session_id", "attempt", "incarnation")
+        await _give_to_session(queue, command, SessionLease(**{name: command[name] for name in names}))
+    elif verb == "drop":
+        await queue.drop(command["uids"], reason="test", **where)
+    elif verb == "clear":
+        await queue.kv_clear([command["uid"]], **where)
+    elif verb == "record":
+        await queue.record(command["step"], command["keys"], **where)
+    elif verb == "retire":
+        lease = StepLease(step=command["step"], incarnation=command["incarnation"])
+        await queue.retire(command["keys"], step=lease.step, lease=lease, **where)
+    else:
+        await queue.purge(command["step"])
+
+
+async def _give_to_group(queue: TransferQueue, command: Command, lease: GroupLease) -> None:
+    if command["verb"] == "admit":
+        tag: dict[str, bool | str] = {"is_prompt": True, "status": "running"}
+        await queue.admit(lease, partition_id=TRAIN, cursor=command["cursor"], tag=tag, fields=_values(command["values"]))
+    elif command["verb"] == "open_group":
+        await queue.open_lease(lease)
+    else:
+        await queue.settle_group(lease, partition_id=TRAIN, tag={"status": "finished"})
+
+
+async def _give_to_session(queue: TransferQueue, command: Command, lease: SessionLease) -> None:
+    verb = command["verb"]
+    if verb == "open_session":
+        return await queue.open_lease(lease)
+    if verb == "turn":
+        return await queue.put_turn(lease, command["turn"], _values(command["values"]))
+    keys, rows = command["keys"], [_values(values) for values in command["columns"]]
+    fields = {name: [row[name] for row in rows] for name in rows[0]}
+    if verb == "put":
+        return await queue.kv_batch_put(keys, partition_id=TRAIN, lease=lease, fields=fields, tags=command["tags"])
+    group_tag = {"status": "finished"} if command["is_last"] else None
+    tags = command["tags"]
+    return await queue.settle_session(lease, partition_id=TRAIN, keys=keys, fields=fields, tags=tags, group_tag=group_tag)
+
+
+def _values(values: Values) -> dict[str, Any]:
+    return {name: value_of(name, *cell) for name, cell in values.items()}
+
+
+# --- a cycle --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """What the parent knows: `model` is what was found last, `commands` were given since, `num_done` of them acknowledged."""
+
+    model: Model = field(default_factory=Model)
+    commands: list[Command] = field(default_factory=list)
+    num_done: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """Raises SystemExit for an error."""
+        if "error" in message:
+            raise SystemExit(message["error"])
+        if "given" in message:
+            self.commands.append(message["given"])
+            self.counts["given"] += 1
+        elif "done" in message:
+            self.num_done = max(self.num_done, message["done"] + 1)
+            self.counts["acknowledged"] += 1
+        else:
+            self._settle(message["found"])
+
+    def _settle(self, number: int) -> None:
+        self.counts["verified"] += 1
+        self.counts["kept_unacknowledged"] += number - self.num_done
+        self.counts["lost_unacknowledged"] += len(self.commands) - number
+        for command in self.commands[:number]:
+            self.model.apply(command)
+        self.commands, self.num_done = [], 0
+
+
+async def work(folder: Path, history: History, rng: random.Random, report: Report, sync: Literal["normal", "full"]) -> None:
+    """What a worker does with its life."""
+    async with RealWorld() as world, open_queue(folder / "journal.db", sync=sync, world=world) as queue:
+        admitted = [command["uid"] for command in history.commands if command["verb"] == "admit"]
+        seen = await read(queue, [*history.model.groups, *admitted])
+        found = find_prefix(seen, history.model, history.commands, history.num_done)
+        report({"found": found})
+        history.hear({"found": found})
+        await Worker(queue, history.model, report, rng).live()
+
+
+def fork_worker(folder: Path, history: History, rng: random.Random, sync: Literal["normal", "full"]) -> tuple[int, int]:
+    """Process id, and the end of the pipe that its messages come out of."""
+    assert threading.active_count() == 1, "a forked process has one thread; the others' locks would stay locked in it"
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(into)
+        return pid, out
+
+    def report(message: dict[str, Any]) -> None:
+        os.write(into, json.dumps(message).encode() + b"\n")
+
+    try:
+        run_loop(work(folder, history, rng, report, sync))
+    except BaseException:
+        report({"error": traceback.format_exc()})
+    finally:
+        os._exit(1)
+
+
+def listen(out: int, until: float | None, heard: bytearray) -> bool:
+    """Append what the worker says until the clock shows `until`, it has said a line (None), or it ends: then False."""
+    while True:
+        timeout_s = HANG_TIMEOUT_S if until is None else until - time.monotonic()
+        if timeout_s <= 0 or not select.select([out], [], [], timeout_s)[0]:
+            return True
+        data = os.read(out, 1 << 16)
+        heard += data
+        if not data or (until is None and b"\n" in data):
+            return bool(data)
+
+
+def cycle(folder: Path, history: History, rng: random.Random, sync: Literal["normal", "full"]) -> None:
+    """One worker from its fork to its death, in one of ten cycles while it opens the journal."""
+    pid, out = fork_worker(folder, history, random.Random(rng.getrandbits(64)), sync)
+    heard = bytearray()
+    try:
+        is_alive = rng.random() < 0.1 or listen(out, None, heard)
+        if is_alive:
+            listen(out, time.monotonic() + rng.uniform(0, LONGEST_LIFE_S), heard)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    listen(out, time.monotonic() + HANG_TIMEOUT_S, heard)
+    os.close(out)
+    for line in heard.splitlines():
+        history.hear(json.loads(line))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cycles", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sync", choices=["normal", "full"], default="normal")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rng, history, start = random.Random(args.seed), History(), time.monotonic()
+    TensorDict({"x": ragged([torch.ones(1)])}, batch_size=[1])  # loads what torch loads late, once for all workers
+    gc.freeze()  # a collection in a worker would copy every page of the parent
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(args.cycles):
+            cycle(Path(folder), history, rng, args.sync)
+        size = sum(path.stat().st_size for path in Path(folder).iterdir())
+    took = time.monotonic() - start
+    assert history.counts["acknowledged"] >= args.cycles, "the workers hardly did anything"
+    sys.stdout.write(json.dumps({"cycles": args.cycles, "seconds": round(took, 1), "journal_bytes": size, **history.counts}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
