@@ -35,6 +35,7 @@ from asyncrl.ports import Decode, RolloutEngine, StageResult, StepContext, World
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.stages.balance import balance
+from asyncrl.stages.contract import check_cleanup, check_sample
 from asyncrl.stages.stage import Stage, StepScope, run_stage
 from asyncrl.stages.trajectory_texts import TEXT_FIELDS, first_trajectories, trajectory_texts
 from asyncrl.stopping import Stop, StopRequested, until
@@ -161,7 +162,7 @@ class Trainer:
             queue=self.queue,
             world=self.world,
             batch=batch,
-            lease=StepLease(step=step),
+            lease=StepLease(step=step, incarnation=self.queue.incarnation),
             context=StepContext(step=step, version=step - 1, seed=self.world.seed("step", step)),
             check=self._checks_invariants(step),
             timeout_s=self.run.trainer.stage_timeout_s,
@@ -169,20 +170,23 @@ class Trainer:
         await self.queue.open_lease(scope.lease, keys=batch.keys, partition_id=batch.partition_id)
         self._is_updating = True
         try:
+            await check_sample(scope, group_size=self.run.rollout.n, max_staleness=self.admission.max_staleness)
             balanced = await self._traced(await self._balance(scope))
             for stage in self.stages:
                 with self.sight.timing(stage.name):
                     self.sight.add(await run_stage(stage, balanced))
             texts = await self._trajectory_texts(batch)
             await self._trace_end(balanced)
-            await self.queue.retire(batch.keys, partition_id=batch.partition_id, step=step, lease=scope.lease)
         except BaseException:
             await self.replay.restore(step)
-            raise
-        finally:
             await self.queue.close_lease(scope.lease)
+            raise
+        # From here on the weights are those of the step, whatever becomes of its rows.
         self.border = Border(step=step, cursor=self.feed.cursor)
         self._is_updating = False
+        await self.queue.retire(batch.keys, partition_id=batch.partition_id, step=step, lease=scope.lease)
+        await self.queue.close_lease(scope.lease)
+        await check_cleanup(scope)
         await self.sight.trajectories(step, texts)  # not in the step: a full disk must not make a trained one look failed
         return batch
 

@@ -30,6 +30,8 @@ class Admission:
     """
 
     def __init__(self, *, batch_size: int, updates: int = 1, max_staleness: int = 0, version: int = 0) -> None:
+        self.max_staleness = max_staleness
+        """Versions that a token may be behind the weights that train on it: what the rule below keeps, and a check can ask for."""
         self._updates = updates
         self._limit = (max_staleness + 1) * batch_size * updates
         self._version = version
