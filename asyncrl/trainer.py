@@ -79,6 +79,7 @@ class Trainer:
     total_steps: int
     border: Border = field(default_factory=Border)
     _saved: Border = field(default_factory=Border, init=False)
+    _kept: list[int] = field(default_factory=list, init=False)
     _is_updating: bool = field(default=False, init=False)
 
     async def fit(self) -> None:
@@ -123,8 +124,7 @@ class Trainer:
             is_last = step == self.total_steps
             if is_last or (config.save_freq and step % config.save_freq == 0):
                 await self._save()
-            elif not config.save_freq and not self._saved.step:
-                await self.queue.purge(step)  # there is no checkpoint that could ask for it
+            await self._purge()
             if is_last:
                 admitting.cancel()
             await self.publish(step)
@@ -222,12 +222,17 @@ class Trainer:
         self.admission.publish(version)
 
     async def _save(self) -> None:
-        """A checkpoint of the border, if there is none. Steps before the oldest that is kept will not be asked for again."""
+        """A checkpoint of the border, if there is none."""
         if self._saved != self.border:
-            kept = await self.save(self.border)
+            self._kept = await self.save(self.border)
             self._saved = self.border
-            if len(kept) >= self.run.trainer.max_ckpt_to_keep:
-                await self.queue.purge(kept[0])
+
+    async def _purge(self) -> None:
+        """Forget the steps that no checkpoint will ask for again: those up to the oldest that is kept, or all when none is made."""
+        if len(self._kept) >= self.run.trainer.max_ckpt_to_keep:
+            await self.queue.purge(self._kept[0])
+        elif not self.run.trainer.save_freq and not self._saved.step:
+            await self.queue.purge(self.border.step)
 
     async def _evaluate(self) -> None:
         if self.evaluate is None:
