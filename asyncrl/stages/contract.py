@@ -43,8 +43,8 @@ def check_stages(stages: Sequence[Stage]) -> None:
 def _check_read(stage: Stage, entry: Field, written: set[str]) -> None:
     if stage.name not in entry.consumers:
         raise FieldError(
-            f"stage {stage.name!r} reads field {entry.name!r} of {entry.producer!r}, but the catalogue (asyncrl/fields.py) names as "
-            f"its consumers {', '.join(entry.consumers)}; add the stage there, or read another field"
+            f"stage {stage.name!r} reads field {entry.name!r} of {entry.producer!r}, but the catalogue (asyncrl/fields.py) names "
+            f"as its consumers {', '.join(entry.consumers)}; add the stage there, or read another field"
         )
     if entry.name not in written:
         raise FieldError(

@@ -9,12 +9,12 @@ get copies, so a stage that works in place cannot change the store, nor what the
 
 What is checked when, by `trainer.invariants` (the sample before the first stage and the way as a whole: `contract.py`):
 
-| level     | of every stage, in every step                                         | besides                                      |
-|-----------|-----------------------------------------------------------------------|----------------------------------------------|
-| `off`     | it reads and writes what it declares, in the catalogue's dtype and    |                                              |
-|           | layout, in the lengths of its rows, and what no other stage wrote     |                                              |
-| `sampled` | the same                                                              | every value invariant, in one step of ten    |
-| `all`     | the same                                                              | every value invariant, in every step         |
+| level     | of every stage, in every step                                              | besides                               |
+|-----------|----------------------------------------------------------------------------|---------------------------------------|
+| `off`     | what it declares is what it writes, in the catalogue's dtype and layout    |                                       |
+|           | and in its rows' lengths; no other stage wrote it; what it reads is there  |                                       |
+| `sampled` | the same                                                                   | all invariants, in one step of ten    |
+| `all`     | the same                                                                   | all invariants, in every step         |
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -60,7 +60,7 @@ class Stage:
             catalogue_field(name)
         if both := sorted(self.reads & self.writes):
             raise FieldError(
-                f"stage {self.name!r} reads and writes {both}: a column has one writer, so give the result a name of its own"
+                f"stage {self.name!r} reads and writes {both}; a column has one writer, so give the result a name of its own"
             )
 
 

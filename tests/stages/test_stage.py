@@ -106,13 +106,35 @@ async def test_objects_and_numbers_a_row_are_reported_in_their_layout(bench: Ben
     assert told == [("extra_fields", "object", "object", (), (1,)), ("num_turns", "int64", "stacked", (), (1,))]
 
 
-async def test_a_stage_that_works_in_place_cannot_change_the_store(bench: Bench) -> None:
-    def spoil(columns: TensorDict) -> dict[str, torch.Tensor]:
-        columns["rm_scores"].values().fill_(9)
-        return {"returns": columns["rm_scores"]}
+@pytest.mark.parametrize("check", [False, True], ids=["off", "all"])
+async def test_a_stage_that_works_in_place_cannot_change_the_store(bench: Bench, check: bool) -> None:
+    """Every column that it was given is zeroed, replaced or hidden: the store and the checks see them as they were."""
 
-    await run_stage(stage(spoil), bench.scope)
+    def spoil(columns: TensorDict) -> dict[str, torch.Tensor]:
+        returns = columns["rm_scores"].clone()
+        for name in ("rm_scores", "response_mask"):
+            columns[name].values().zero_()
+        columns["returns"] = ragged([torch.full((3,), 9.0), torch.full((1,), 9.0)])
+        del columns["response_mask"]
+        return {"returns": returns}
+
+    await run_stage(stage(spoil, reads="rm_scores response_mask"), replace(bench.scope, check=check))
     assert await bench.read("rm_scores") == [[0.0, 0.0, 1.0], [0.5]]
+    assert await bench.read("response_mask") == [[True, False, True], [True]]
+    assert await bench.read("returns") == [[0.0, 0.0, 1.0], [0.5]]
+
+
+async def test_what_a_stage_did_in_place_hides_no_broken_result(bench: Bench) -> None:
+    """The mask that it opened for itself is not the mask that its advantages are held against."""
+
+    def open_the_mask(columns: TensorDict) -> dict[str, torch.Tensor]:
+        columns["response_mask"].values().fill_(True)
+        return {"advantages": ragged([torch.ones(3), torch.ones(1)])}
+
+    with pytest.raises(
+        FieldError, match=r"what stage 'under test' wrote in step 1: a_0_0: field 'advantages' is 1.0 at position 1"
+    ):
+        await run_stage(stage(open_the_mask, reads="response_mask", writes="advantages"), replace(bench.scope, check=True))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +161,8 @@ async def test_a_wrong_write_is_refused_and_changes_nothing(
 
 
 async def test_a_column_that_nobody_wrote_is_named_with_its_producer(bench: Bench) -> None:
-    with pytest.raises(MissingColumnError, match=r"values"):
+    missing = r"stage 'under test' of step 1 cannot read: key 'a_0_0' .* has no field 'values'; 'values' writes it"
+    with pytest.raises(MissingColumnError, match=missing):
         await run_stage(stage(lambda columns: {}, reads="values"), bench.scope)
 
 
@@ -173,3 +196,39 @@ async def test_invariants_run_at_the_border_when_asked(bench: Bench) -> None:
     checked = replace(bench.scope, check=True)
     with pytest.raises(FieldError, match="advantages"):
         await run_stage(stage(outside_the_mask, reads="response_mask", writes="advantages"), checked)
+
+
+@pytest.mark.parametrize("check", [False, True], ids=["off", "all"])
+async def test_lengths_are_checked_whatever_the_level(bench: Bench, check: bool) -> None:
+    """Against the columns that the stage read, and where it read none of that axis against the tags."""
+    short = stage(lambda columns: {"returns": ragged([torch.zeros(2), torch.zeros(1)])})
+    with pytest.raises(FieldError, match=r"what stage 'under test' wrote in step 1: a_0_0: field 'returns' has 2 entries, but 'rm"):
+        await run_stage(short, replace(bench.scope, check=check))
+    tagged = replace(bench.scope.batch, tags=({"response_len": 3}, {"response_len": 1}))
+    blind = stage(lambda columns: {"returns": ragged([torch.zeros(3), torch.zeros(2)])}, reads="")
+    with pytest.raises(FieldError, match="a_0_1: tag 'response_len' is 1, but the length of 'returns' is 2"):
+        await run_stage(blind, replace(bench.scope, batch=tagged, check=check))
+    with pytest.raises(MissingColumnError):
+        await bench.read("returns")
+
+
+async def test_what_a_stage_reads_is_checked_before_it_runs(bench: Bench) -> None:
+    ran = []
+    lying = replace(bench.scope.batch, tags=({}, {"response_len": 2}))
+    with pytest.raises(FieldError, match="what stage 'under test' reads in step 1: a_0_1: tag 'response_len' is 2, but the length"):
+        await run_stage(stage(lambda columns: ran.append(1) or {}), replace(bench.scope, batch=lying))  # type: ignore[func-returns-value]
+    assert ran == []
+
+
+async def test_a_column_has_one_writer_and_an_equal_repeat_is_fine(bench: Bench) -> None:
+    values = {"returns": ragged([torch.tensor([1.0, 0.0, float("nan")]), torch.tensor([2.0])])}
+    first = stage(lambda columns: values)
+    await run_stage(first, bench.scope)
+    await run_stage(first, replace(bench.scope))
+    other = replace(first, name="another")
+    with pytest.raises(FieldError, match="a_0_0: field 'returns' of its 2 rows is written by 'another', but 'under test' has"):
+        await run_stage(other, bench.scope)
+    values["returns"] = ragged([torch.tensor([1.0, 0.0, float("nan")]), torch.tensor([7.0])])
+    with pytest.raises(FieldError, match=r"a_0_1: field 'returns' written again by 'under test' is 7.0 at position 0, but it was"):
+        await run_stage(first, bench.scope)
+    assert (await bench.read("returns"))[1] == [2.0]
