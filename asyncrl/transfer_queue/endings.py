@@ -7,9 +7,9 @@ record -> (stages) -> retire -> purge, or -> revive -> (stages again)
 
 from collections.abc import Collection, Sequence
 
-from asyncrl.errors import StaleLeaseError, StoreError
-from asyncrl.journal.entries import Op, RemoveLeases, StepRecord
-from asyncrl.keys import Lease, StepLease
+from asyncrl.errors import RecordError, StaleLeaseError, StoreError
+from asyncrl.journal.entries import Op, PutRecord, RemoveLeases, StepRecord
+from asyncrl.keys import TRAIN, Lease, StepLease
 from asyncrl.transfer_queue.checks import check_unique
 from asyncrl.transfer_queue.leases import owners_named
 from asyncrl.transfer_queue.partition import Partition
@@ -17,7 +17,7 @@ from asyncrl.transfer_queue.state import State, removal
 
 
 def clear(state: State, keys: Sequence[str], partition_id: str, reason: str = "cleared") -> list[Op]:
-    """The groups that go are counted under `reason`."""
+    """The groups that go are counted under `reason`: those of the partition that is trained on, for only they were admitted."""
     check_unique(keys)
     partition = state.partition(partition_id)
     gone: dict[str, None] = {}
@@ -32,9 +32,17 @@ def clear(state: State, keys: Sequence[str], partition_id: str, reason: str = "c
     gone_owners = partition.owners(gone)
     ops = state.end([*owners, *gone_owners])
     state.counts["cleared"] += len(gone)
-    num_groups = sum(session_id is None for _, session_id in gone_owners)
+    num_groups = sum(session_id is None for _, session_id in gone_owners) if partition_id == TRAIN else 0
     dropped = [state.ledger.count_dropped(reason, num_groups)] if num_groups else []
     return [*ops, *removal(state.remove(partition, gone)), *dropped]
+
+
+def drop(state: State, uids: Sequence[str], partition_id: str, reason: str) -> list[Op]:
+    rows = state.partition(partition_id).rows
+    for uid in uids:
+        if uid in rows and rows[uid].owner.session_id is not None:
+            raise StoreError(f"{uid!r} is a trajectory of group {rows[uid].owner.uid!r}, which is dropped whole, by its uid")
+    return clear(state, uids, partition_id, reason)
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------------------
@@ -44,15 +52,28 @@ def record(state: State, step: int, keys: Sequence[str], partition_id: str) -> l
     if not keys:
         raise StoreError(f"a record of step {step} without keys: there is no batch of nothing")
     check_unique(keys)
-    partition = state.partition(partition_id)
-    uids = tuple(dict.fromkeys(partition.row(key).owner.uid for key in keys))
     state.ledger.check_record(step, keys)
     if step in state.ledger.records:
-        return []
+        return [PutRecord(state.ledger.records[step])]  # once more, as whoever asked first may not have waited until it was kept
+    partition = state.partition(partition_id)
+    uids = tuple(dict.fromkeys(partition.row(key).owner.uid for key in keys))
+    _check_settled(state, step, partition, uids, frozenset(keys))
     prompts = [uid for uid in uids if uid in partition.rows]
     row_ids = tuple(partition.rows[key].row_id for key in [*keys, *prompts])
     made = StepRecord(step=step, partition_id=partition_id, uids=uids, keys=tuple(keys), row_ids=row_ids)
     return [state.ledger.record(made)]
+
+
+def _check_settled(state: State, step: int, partition: Partition, uids: Sequence[str], keys: frozenset[str]) -> None:
+    """Raises RecordError unless the groups are whole, and nobody may write to them any more."""
+    for uid in uids:
+        # A trajectory that was left out, or the prompt that was not.
+        left = next((key for key in partition.group_keys(uid) if (key in keys) == (key == uid)), None)
+        if left is not None:
+            what = "is a prompt" if left == uid else f"of group {uid!r} is missing"
+            raise RecordError(f"step {step} cannot be recorded: key {left!r} {what}; a step takes all trajectories of its groups")
+        if state.leases.group(uid) is not None:
+            raise RecordError(f"step {step} cannot be recorded: group {uid!r} has not settled, {state.leases.group(uid)} is open")
 
 
 def retire(state: State, keys: Sequence[str], partition_id: str, step: int, lease: Lease) -> list[Op]:
@@ -67,8 +88,9 @@ def retire(state: State, keys: Sequence[str], partition_id: str, step: int, leas
     state.counts["retired"] += len(gone)
     if step not in state.ledger.records:
         return [*ops, *removal(row_ids)]
-    kept = set(state.ledger.records[step].row_ids)
-    return [*ops, state.ledger.retire(step), *removal([row_id for row_id in row_ids if row_id not in kept])]
+    retired = state.ledger.retire(step, row_ids)
+    kept = state.ledger.records[step].row_ids
+    return [*ops, retired, *removal(set(row_ids).difference(kept))]
 
 
 def _with_prompts(partition: Partition, keys: Collection[str]) -> dict[str, None]:
@@ -81,12 +103,14 @@ def _with_prompts(partition: Partition, keys: Collection[str]) -> dict[str, None
     return gone
 
 
-def revive(state: State, keys: Sequence[str], partition_id: str, step: int) -> None:
+def revive(state: State, keys: Sequence[str], partition_id: str, step: int) -> list[Op]:
+    """Nothing for the journal: it knows neither columns nor leases of steps."""
     partition = state.partition(partition_id)
     for key in keys:
         partition.row(key)
     state.leases.revive_step(step)
     partition.remove_step_columns(keys)
+    return []
 
 
 # --- a run that goes on from a checkpoint -----------------------------------------------------------------------------------------
@@ -94,15 +118,15 @@ def revive(state: State, keys: Sequence[str], partition_id: str, step: int) -> N
 
 def start_over(state: State, step: int, cursor: int) -> list[Op]:
     """Groups under way and those of later steps are dropped by `restart`; what is left of earlier steps is done."""
-    recorded = {uid for record in state.ledger.records.values() for uid in record.uids}
-    uids = {uid: None for partition in state.partitions.values() for uid in partition.uids}
-    num_open = len([uid for uid in uids if uid not in recorded])
-    later, num_undone = state.ledger.forget_after(step)
+    later = state.ledger.forget_after(step)
     done = [number for number, record in state.ledger.records.items() if not record.is_retired]
+    uids = state.uids
     row_ids = [row_id for partition in list(state.partitions.values()) for row_id in state.remove(partition, list(partition.rows))]
     state.leases.close_all()
-    ended = [RemoveLeases(list(uids)), *state.ledger.remove_turns([(uid, None) for uid in uids])] if uids else []
-    retired = [state.ledger.retire(number) for number in done]
-    num_dropped = num_open + num_undone
-    dropped = [state.ledger.count_dropped("restart", num_dropped)] if num_dropped else []
-    return [*later, *ended, *removal(row_ids), *retired, *state.ledger.purge(step), state.ledger.count(cursor=cursor), *dropped]
+    ended = [RemoveLeases(uids), *state.ledger.remove_turns([(uid, None) for uid in uids])] if uids else []
+    retired = [state.ledger.retire(number, row_ids) for number in done]
+    purged = state.ledger.purge(step)
+    num_lost = state.ledger.num_open
+    dropped = [state.ledger.count_dropped("restart", num_lost)] if num_lost > 0 else []
+    counted = state.ledger.count(cursor=cursor, purged_step=step)
+    return [*later, *ended, *removal(row_ids), *retired, *purged, counted, *dropped]

@@ -122,6 +122,11 @@ class Leases:
 
     # --- sight
 
+    @property
+    def uids(self) -> list[str]:
+        """Groups that have an open lease."""
+        return list(self._groups)
+
     def group(self, uid: str) -> GroupLease | None:
         """The open lease of a group."""
         group = self._groups.get(uid)

@@ -50,6 +50,12 @@ class Ledger:
     def count_dropped(self, reason: str, number: int) -> Op:
         return self.count(**{f"dropped/{reason}": self.counters[f"dropped/{reason}"] + number})
 
+    @property
+    def num_open(self) -> int:
+        """Groups that were admitted, and neither dropped nor purged: those under way and those of the records."""
+        dropped = sum(number for name, number in self.counters.items() if name.startswith("dropped/"))
+        return self.counters["admitted"] - dropped - self.counters["purged_groups"]
+
     # --- steps
 
     def check_record(self, step: int, keys: Sequence[str]) -> None:
@@ -70,13 +76,15 @@ class Ledger:
         return PutRecord(record)
 
     def check_retire(self, step: int, keys: Collection[str]) -> None:
-        """Raises RecordError when a record is retired in part, or keys of another step with it."""
-        held = self.records.get(step)
-        left = set(held.keys).difference(keys) if held is not None else set()
-        if held is not None and (left or held.is_retired):
-            what = f"without its key {min(left)!r}" if left else "twice"
-            raise RecordError(f"step {step} cannot be retired {what}: its record has {len(held.keys)} keys")
+        """Raises RecordError for keys of another step, and for less or more than the step's record."""
         self.refuse_recorded(keys, but=step)
+        held = self.records.get(step)
+        if held is None:
+            return
+        left, more = set(held.keys).difference(keys), set(keys).difference(held.keys, held.uids)
+        if left or more or held.is_retired:
+            what = f"without its key {min(left)!r}" if left else f"with key {min(more)!r}" if more else "twice"
+            raise RecordError(f"step {step} cannot be retired {what}: its record has {len(held.keys)} keys")
 
     def refuse_recorded(self, keys: Collection[str], *, but: int | None = None) -> None:
         """Raises RecordError for a key that a step trains on."""
@@ -84,8 +92,12 @@ class Ledger:
             if self._step_of.get(key, but) != but:
                 raise RecordError(f"key {key!r} cannot go: step {self._step_of[key]} trains on it")
 
-    def retire(self, step: int) -> Op:
-        record = self.records[step] = replace(self.records[step], is_retired=True)
+    def retire(self, step: int, row_ids: Collection[int]) -> Op:
+        """row_ids: of all rows that went. The record keeps its own of them; a row that did not go is not hidden."""
+        kept = set(row_ids)
+        record = self.records[step]
+        record = replace(record, is_retired=True, row_ids=tuple(row_id for row_id in record.row_ids if row_id in kept))
+        self.records[step] = record
         for key in record.keys:
             del self._step_of[key]
         return PutRecord(record)
@@ -105,15 +117,14 @@ class Ledger:
         counted = self.count(purged_step=gone[-1].step, purged_groups=groups)
         return [RemoveRows(row_ids), RemoveRecords([record.step for record in gone]), counted]
 
-    def forget_after(self, step: int) -> tuple[list[Op], int]:
-        """The records after `step` never were. Returns the operations and how many groups they had."""
+    def forget_after(self, step: int) -> list[Op]:
+        """The records after `step` never were."""
         gone = [record for record in self.records.values() if record.step > step]
         for record in gone:
             del self.records[record.step]
         self._step_of = {key: number for key, number in self._step_of.items() if number <= step}
         row_ids = [row_id for record in gone for row_id in record.row_ids]
-        ops: list[Op] = [RemoveRows(row_ids), RemoveRecords([record.step for record in gone])] if gone else []
-        return ops, sum(len(record.uids) for record in gone)
+        return [RemoveRows(row_ids), RemoveRecords([record.step for record in gone])] if gone else []
 
     # --- turns
 

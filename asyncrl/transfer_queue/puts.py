@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.errors import LeaseScopeError, StoreError
+from asyncrl.errors import LeaseScopeError, StaleLeaseError, StoreError
 from asyncrl.journal.entries import Op, PutLeases
 from asyncrl.keys import GroupLease, Lease, SessionLease, StepLease
 from asyncrl.protocol.batch_meta import Tag
@@ -52,7 +52,8 @@ def put(state: State, lease: Lease, what: Put) -> list[Op]:
 
 
 def admit(state: State, lease: GroupLease, prompt: Put, cursor: int) -> list[Op]:
-    state.refuse_lower(lease)
+    if state.is_under_way(lease.uid):
+        raise StaleLeaseError(f"group {lease.uid!r} cannot be admitted: it is under way, and would be counted twice")
     checked = _check(state, lease, prompt)
     state.leases.open_group(lease)
     counted = state.ledger.count(cursor=cursor, admitted=state.ledger.counters["admitted"] + 1)

@@ -53,6 +53,16 @@ class State:
     def tags(self, partition_id: str) -> dict[str, Tag]:
         return {key: row.tag for key, row in self.partition(partition_id).rows.items()}
 
+    @property
+    def uids(self) -> list[str]:
+        """Groups that have a row or a lease."""
+        with_rows = [uid for partition in self.partitions.values() for uid in partition.uids]
+        return list(dict.fromkeys([*with_rows, *self.leases.uids]))
+
+    def is_under_way(self, uid: str) -> bool:
+        """The group has a row or a lease."""
+        return self.leases.group(uid) is not None or any(partition.group_keys(uid) for partition in self.partitions.values())
+
     def rows_of(self, lease: GroupLease | SessionLease) -> list[tuple[Partition, str, Owner]]:
         """Partition, key and owner of what a group's or session's leases wrote."""
         session_id = lease.session_id if isinstance(lease, SessionLease) else None

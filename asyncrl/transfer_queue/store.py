@@ -132,7 +132,8 @@ class TransferQueue:
     ) -> None:
         """Begin a group, in one transaction: its lease, its prompt's row, the feed's cursor, and one more admitted.
 
-        cursor: number of prompts that the feed has handed out, this one included. Raises as `open_lease` and `kv_put`.
+        cursor: number of prompts that the feed has handed out, this one included. Raises as `kv_put`, and StaleLeaseError for a
+        group that is under way.
         """
         prompt = Put(partition_id=partition_id, keys=[lease.uid], fields=one_row(fields), tags=[tag])
         await self._commit(self._write(lambda: puts.admit(self._state, lease, prompt, cursor)))
@@ -207,7 +208,7 @@ class TransferQueue:
         """Step `step` trains on `keys`, in this order, whatever happens: kept (and synced) before any stage runs.
 
         A repetition with the same keys changes nothing. Raises UnknownKeyError, and RecordError for other keys, for a step out of
-        order, and for a key of another step.
+        order, for a key of another step, and for a group that is not whole or has not settled.
         """
         wanted = listed(keys)
         await self._commit(self._write(lambda: endings.record(self._state, step, wanted, partition_id)), synced=True)
@@ -226,7 +227,8 @@ class TransferQueue:
 
         Its record stays. Raises UnknownKeyError for a key that is not there.
         """
-        endings.revive(self._state, listed(keys), partition_id, step)
+        wanted = listed(keys)
+        await self._commit(self._write(lambda: endings.revive(self._state, wanted, partition_id, step)))
 
     async def purge(self, step: int) -> None:
         """Forget the records up to `step`, and what a journal kept of their rows: no checkpoint is left that would ask for them.
@@ -238,7 +240,8 @@ class TransferQueue:
     async def start_over(self, *, step: int, cursor: int) -> None:
         """Go on from the border after `step` with the feed at `cursor` and nothing under way.
 
-        All rows, leases and turns go; groups under way and those of later steps count as dropped by `restart`.
+        All rows, leases, turns and records go; groups under way and those of later steps count as dropped by `restart`. The next
+        step to be recorded is `step + 1`, whatever was purged before.
         """
         await self._commit(self._write(lambda: endings.start_over(self._state, step, cursor)), synced=True)
 
@@ -255,9 +258,12 @@ class TransferQueue:
         await self._commit(self._write(lambda: endings.clear(self._state, wanted, partition_id)))
 
     async def drop(self, uids: Sequence[str], *, partition_id: str, reason: str) -> None:
-        """Decide not to train these groups, in one transaction: clear them and count them under `reason`. Raises as `kv_clear`."""
+        """Decide not to train these groups, in one transaction: clear them and count those that are there under `reason`.
+
+        Raises as `kv_clear`, and StoreError for a trajectory.
+        """
         wanted = listed(uids)
-        await self._commit(self._write(lambda: endings.clear(self._state, wanted, partition_id, reason)))
+        await self._commit(self._write(lambda: endings.drop(self._state, wanted, partition_id, reason)))
 
     # --- sight and life
 
