@@ -286,7 +286,7 @@ class TrainerConfig(Section):
     num_threads: Threads = 1
     """Torch threads. Small models are fastest with one."""
     invariants: Literal["off", "sampled", "all"] = "sampled"
-    """Which stage borders check the field invariants: none, one step in ten, every one."""
+    """Steps that check every field invariant: none, one in ten, all. Names, lengths, groups and staleness tags: always."""
     log_trajectories: Count = 2
     """Trajectories a step that are written as readable text."""
     trace_groups: Count = 1
