@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+import msgspec
+
 from asyncrl.errors import DuplicateKeyError, FieldError, TagCountError, TagValueError
 from asyncrl.protocol.batch_meta import Tag, TagValue
 from asyncrl.transfer_queue.partition import NO_TAG, Row
 
+_PACK = msgspec.msgpack.Encoder().encode
 _TAG_TYPES = frozenset({bool, int, float, str})
 
 
@@ -37,9 +40,14 @@ def merged_tags(rows: Mapping[str, Row], keys: Sequence[str], tags: Sequence[Tag
 
 def _checked(key: str, tag: Tag) -> dict[str, TagValue]:
     """Plain scalars under plain names; a StrEnum or IntEnum becomes the value it stands for."""
-    return {
+    plain = {
         name: value if type(value) in _TAG_TYPES and type(name) is str else _plain(key, name, value) for name, value in tag.items()
     }
+    try:
+        _PACK(plain)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise TagValueError(f"the tag of key {key!r} cannot be kept: {error}; allowed: 64-bit integers, text in UTF-8") from error
+    return plain
 
 
 def _plain(key: str, name: str, value: TagValue) -> TagValue:

@@ -11,7 +11,7 @@ torch has goes through unchanged, and objects are JSON values in msgpack. Invari
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
@@ -147,8 +147,14 @@ _ARRAYS = (torch.Tensor, np.ndarray)
 
 def encode(name: str, values: ColumnValues, keys: Sequence[str], *, step: int | None) -> Block:
     """values: as `ColumnValues`. The catalogue decides what a list of values means for a field that it knows."""
+    try:
+        return _encode(name, _as_column(values), keys, step)
+    except RuntimeError as error:  # torch's, of a tensor that is not plain memory: sparse, nested otherwise, without data
+        raise FieldError(f"field {name!r} of key {keys[0]!r} cannot be stored: {error}") from error
+
+
+def _encode(name: str, column: torch.Tensor | list[Any], keys: Sequence[str], step: int | None) -> Block:
     expected = _EXPECTED.get(name)
-    column = _as_column(values)
     _check_count(name, len(column), keys)
     if isinstance(column, torch.Tensor):
         if is_ragged(column):
@@ -170,12 +176,23 @@ def encode(name: str, values: ColumnValues, keys: Sequence[str], *, step: int | 
 
 
 def _as_column(values: ColumnValues) -> torch.Tensor | list[Any]:
-    if type(values) is list or isinstance(values, torch.Tensor):
+    if type(values) is list:
+        return values
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
+        raise RuntimeError(f"a {type(values).__name__} is one value; give one a key")
+    if isinstance(values, torch.Tensor):
         return values
     if isinstance(values, np.ndarray):
-        return values.tolist() if values.dtype == object else torch.from_numpy(np.ascontiguousarray(values))
+        return _of_array(values)
     to_list: Callable[[], list[Any]] | None = getattr(values, "tolist", None)  # NonTensorStack
     return list(values) if to_list is None else to_list()
+
+
+def _of_array(array: np.ndarray) -> torch.Tensor | list[Any]:
+    """Numbers become a tensor; texts and objects stay one value a key."""
+    if array.dtype.kind not in "biufc" or array.dtype.char in "gG":  # the last two are long doubles, which torch has not
+        return array.tolist()
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
 
 
 def _as_tensor(name: str, value: Any, default: torch.dtype | None, key: str) -> torch.Tensor:
@@ -241,6 +258,8 @@ def _bytes(tensor: torch.Tensor) -> np.ndarray:
     if _is_plain(tensor):
         plain: np.ndarray = tensor.view(torch.uint8).numpy()  # what agents write, in half of the general way's time
         return plain
+    if tensor.is_quantized:
+        raise RuntimeError(f"{tensor.dtype} has a scale beside its values; give both as columns")
     dense = tensor.detach().cpu().contiguous().resolve_neg()
     if dense.dtype.is_complex:
         dense = dense.resolve_conj()
