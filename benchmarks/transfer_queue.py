@@ -10,6 +10,7 @@ with 100,000 keys alive (us); and with `--steps`, whether memory and files stay 
 """
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -28,7 +29,7 @@ import torch
 from tensordict import TensorDict
 
 from asyncrl.event_loop import run_loop
-from asyncrl.keys import GroupLease, SessionLease, StepLease
+from asyncrl.keys import TRAIN, GroupLease, SessionLease, StepLease
 from asyncrl.protocol.batch_meta import Tag
 from asyncrl.protocol.ragged import ragged, rows_of
 from asyncrl.transfer_queue import TransferQueue
@@ -44,15 +45,17 @@ NUM_ROWS, NUM_READ, PROMPT_LEN, SHORTEST, LONGEST = 256, 64, 256, 100, 1000
 WRITTEN = ("prompts", "responses", "response_mask", "rollout_log_probs")
 READ = ("responses", "rollout_log_probs")
 OPS = ("put_256x4", "get_64x2", "put_field_64", "put_one", "list_256", "clear_256")
-PEER_OPS = dict(
-    zip(
-        OPS,
-        ("put_256_batch_tags", "get_64_two_fields", "put_64_new_field", "put_one_x64_sequential", "list_tags_256", "clear_256"),
-        strict=True,
-    )
-)
+PEER_OPS = {
+    "put_256x4": "put_256_batch_tags",
+    "get_64x2": "get_64_two_fields",
+    "put_field_64": "put_64_new_field",
+    "put_one": "put_one_x64_sequential",
+    "list_256": "list_tags_256",
+    "clear_256": "clear_256",
+}
 WARM_UP = 2
 FEW, MANY, NUM_CHANGES = 100, 100_000, 400
+AHEAD = 4
 TIMEOUT_S = 60.0
 
 
@@ -237,14 +240,96 @@ async def measure_tag_change(queue: TransferQueue) -> Numbers:
     return {f"tag_change_{FEW}": with_few, f"tag_change_{MANY}": with_many, "tag_change_ratio": with_many / with_few}
 
 
+# --- ten thousand steps ---------------------------------------------------------------------------------------------------------
+
+
+class Steps:
+    """A run without its model: two groups of two sessions a step, admitted `AHEAD` steps before they are trained on.
+
+    Lengths follow the session, so that every step holds as many bytes as the one before.
+    """
+
+    def __init__(self, queue: TransferQueue) -> None:
+        self._queue = queue
+        self._watch = queue.kv_watch(TRAIN)
+        self._sessions: list[SessionLease] = []
+
+    async def step(self, step: int) -> None:
+        """Two groups come, two are trained on, and what no checkpoint would ask for is purged every ten steps."""
+        queue = self._queue
+        await self._produce(2 * step)
+        await self._produce(2 * step + 1)
+        await anext(self._watch)
+        if step <= AHEAD:
+            return
+        keys = [f"{lease.uid}_{lease.session_id}_0" for lease in self._sessions[:4]]
+        del self._sessions[:4]
+        await queue.record(step, keys, partition_id=TRAIN)
+        lease = StepLease(step=step)
+        await queue.open_lease(lease, keys=keys, partition_id=TRAIN)
+        batch = await queue.kv_batch_get(keys, partition_id=TRAIN, fields=["rollout_log_probs"])
+        await queue.kv_batch_put(keys, partition_id=TRAIN, lease=lease, fields={"advantages": batch["rollout_log_probs"]})
+        await queue.retire(keys, partition_id=TRAIN, step=step, lease=lease)
+        await queue.close_lease(lease)
+        if step % 10 == 0:
+            await queue.purge(step - 10)
+
+    async def _produce(self, number: int) -> None:
+        queue, group = self._queue, GroupLease(uid=f"{number:016x}")
+        tag: Tag = {"is_prompt": True, "status": "running"}
+        prompt = {"raw_prompt": [{"role": "user", "content": "12 * 34 = ?"}]}
+        await queue.admit(group, partition_id=TRAIN, cursor=number, tag=tag, fields=prompt)
+        for session_id, length in enumerate((400, 900)):
+            lease = SessionLease(uid=group.uid, session_id=session_id)
+            row = {"responses": torch.arange(length), "rollout_log_probs": torch.zeros(length)}
+            await queue.open_lease(lease)
+            await queue.put_turn(lease, 0, row)
+            await queue.settle_session(
+                lease,
+                partition_id=TRAIN,
+                keys=[f"{lease.uid}_{session_id}_0"],
+                fields={name: [values] for name, values in row.items()},
+                tags=[{"status": "finished", "seq_len": length}],
+                group_tag={"status": "finished"} if session_id else None,
+            )
+            self._sessions.append(lease)
+
+
+async def measure_steps(steps: int, sync: Sync) -> dict[str, list[float]]:
+    """Megabytes of the process, of the store and of the journal's files, and milliseconds a step: at ten points of the way."""
+    found: dict[str, list[float]] = defaultdict(list)
+    async with RealWorld() as world, _journaled(sync, world) as (folder, queue):
+        life, each, start = Steps(queue), steps // 10, time.perf_counter()
+        for step in range(1, steps + 1):
+            await life.step(step)
+            if step % each == 0:
+                found["step_ms"].append((time.perf_counter() - start) * 1e3 / each)
+                for name, size in _sizes(queue, folder).items():
+                    found[name].append(size)
+                start = time.perf_counter()
+    return {name: [round(value, 3) for value in values] for name, values in found.items()}
+
+
+def _sizes(queue: TransferQueue, folder: Path) -> Numbers:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    files = sum(path.stat().st_size for path in folder.iterdir())
+    return {"rss_mb": pages * os.sysconf("SC_PAGE_SIZE") / 1e6, "store_mb": queue.stats()["bytes"] / 1e6, "files_mb": files / 1e6}
+
+
+def _growth(found: Mapping[str, list[float]]) -> Numbers:
+    """From the first tenth, which is the warm-up, to the last: 0.05 is five per cent more."""
+    return {f"{name}_growth": round(found[name][-1] / found[name][0] - 1, 4) for name in ("rss_mb", "store_mb", "files_mb")}
+
+
 # --- all of it ------------------------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def _journaled(sync: Sync, world: RealWorld) -> AsyncIterator[TransferQueue]:
+async def _journaled(sync: Sync, world: RealWorld) -> AsyncIterator[tuple[Path, TransferQueue]]:
     with tempfile.TemporaryDirectory() as folder:
         async with open_queue(Path(folder) / "journal.db", sync=sync, world=world, commit_timeout_s=TIMEOUT_S) as queue:
-            yield queue
+            yield Path(folder), queue
 
 
 async def measure(rounds: int, sync: Sync, peer_python: str) -> dict[str, Numbers]:
@@ -253,7 +338,7 @@ async def measure(rounds: int, sync: Sync, peer_python: str) -> dict[str, Number
     async with AsyncExitStack() as stack:
         world = await stack.enter_async_context(RealWorld())
         memory = await stack.enter_async_context(TransferQueue())
-        journal = await stack.enter_async_context(_journaled(sync, world))
+        _, journal = await stack.enter_async_context(_journaled(sync, world))
         sides = {"memory": OurSide(memory), "journal": OurSide(journal)}
         with ExitStack() as peers:
             peer = peers.enter_context(PeerSide(peer_python)) if peer_python else None
@@ -291,6 +376,13 @@ def _print(result: dict[str, Numbers], rounds: int, sync: Sync) -> None:
         print(f"one change of a tag, {name}: {few:.1f} us with {FEW} keys alive, {many:.1f} us with {MANY:,}: {ratio:.2f} x")
 
 
+def _print_steps(steps: Mapping[str, list[float]], number: int) -> None:
+    print(f"{number:,} steps of a run, at each tenth:")
+    for name, values in steps.items():
+        print(f"{name:14s}" + "".join(f"{value:9.2f}" for value in values))
+    print(", ".join(f"{name} {value:+.1%}" for name, value in _growth(steps).items()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -298,15 +390,19 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sync", choices=["normal", "full"], default="normal", help="what an acknowledged put survives")
+    parser.add_argument("--steps", type=int, default=0, help="steps of a run through the store, to see memory and files stay flat")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
     torch.set_num_threads(1)  # small copies: a second thread costs more than it brings
     if not args.peer_python:
         print("no --peer-python: transferqueue is not measured")
+    steps = run_loop(measure_steps(args.steps, args.sync)) if args.steps else {}
     result = run_loop(measure(args.rounds, args.sync, args.peer_python))
     _print(result, args.rounds, args.sync)
+    if steps:
+        _print_steps(steps, args.steps)
     if args.json:
-        print(json.dumps(_with_ratios(result)))
+        print(json.dumps({**_with_ratios(result), **({"steps": {**steps, **_growth(steps)}} if steps else {})}))
 
 
 if __name__ == "__main__":
