@@ -240,7 +240,7 @@ def failure_of(error: BaseException, message: str = "") -> SessionFailure:
     """Class, name and message of an error; of a group of errors, of its first."""
     error = first_of(error)
     kind = FailureClass.MODEL if isinstance(error, (PromptTooLongError, EmptySessionError)) else FailureClass.INFRA
-    text = message or message_of(error) or type(error).__name__
+    text = (message or message_of(error) or type(error).__name__).encode(errors="backslashreplace").decode()  # it becomes a tag
     return SessionFailure(kind=kind, error=type(error).__name__, message=text, where=_place(error))
 
 

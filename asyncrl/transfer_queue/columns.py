@@ -191,7 +191,8 @@ def _as_column(values: ColumnValues) -> torch.Tensor | list[Any]:
 def _of_array(array: np.ndarray) -> torch.Tensor | list[Any]:
     """Numbers become a tensor; texts and objects stay one value a key."""
     if array.dtype.kind not in "biufc" or array.dtype.char in "gG":  # the last two are long doubles, which torch has not
-        return array.tolist()
+        rows: list[Any] = array.tolist()
+        return rows
     return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.agents.loop import AgentLoopOutput, SessionContext
 from asyncrl.agents.rows import rows_of, score_on_last_policy_token, trajectory_tag
-from asyncrl.agents.session import SessionParts, run_session
+from asyncrl.agents.session import SessionParts, failure_of, run_session
 from asyncrl.config import TrainRun
 from asyncrl.errors import EngineError, RewardError
 from asyncrl.fields import CATALOGUE, TAGS
@@ -188,3 +188,9 @@ def test_the_score_stands_on_the_last_token_of_the_policy() -> None:
 def test_without_a_versioned_token_the_dispatch_version_counts() -> None:
     tag = trajectory_tag(output(response_mask=(0, 0, 0)), version=6)
     assert (tag["min_global_steps"], tag["max_global_steps"]) == (6, 6)
+
+
+def test_a_failure_can_be_told_in_a_tag_whatever_its_text() -> None:
+    """An error may quote bytes that are no text; a tag must fit into a journal."""
+    failure = failure_of(ValueError("the tool said \udcff"))
+    assert str(failure) == "ValueError (infra): the tool said \\udcff"
