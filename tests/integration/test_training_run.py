@@ -38,6 +38,7 @@ async def test_a_run_leaves_everything_a_user_looks_for(config: Path) -> None:
     steps = read_metrics(folder / "metrics.jsonl")
     assert [row["training/global_step"] for row in steps] == [1, 2, 3]
     assert all(row["training/rollout_probs_diff_max"] < 1e-4 for row in steps)
+    assert all(row["global_seqlen/mean"] == row["global_seqlen/balanced_max"] > 0 for row in steps)  # one rank has all tokens
     load_run(TrainRun, folder / "config.toml")
 
 
