@@ -19,6 +19,9 @@ from asyncrl.journal.tables import APPLICATION_ID, FORMAT, PAGE_BYTES, SCHEMA, w
 BUSY_S = 10.0
 """Seconds to wait for a reader that is just opening; nobody else ever holds the journal."""
 
+NEXT_MOVE = "start a new run, or put a copy of the file in its place"
+"""Ends every message about damage."""
+
 
 def side_file(path: Path, suffix: str) -> Path:
     """`journal.db` -> `journal.db-wal`, `journal.db-shm`."""
@@ -41,7 +44,7 @@ def lock(path: Path) -> sqlite3.Connection:
             raise JournalInUseError(
                 f"{path} is in use: another process runs in this folder; wait for it, or end it (`asyncrl inspect` may look at it)"
             ) from None
-        raise JournalError(f"{path} cannot be opened: {_reason(file, error)}") from error
+        raise JournalError(f"{path} cannot be opened: {reason_of(file, error)}") from error
     return connection
 
 
@@ -52,11 +55,11 @@ def _check_place(path: Path) -> None:
         raise JournalError(f"{path} cannot be opened: it is a folder, and should be a file")
 
 
-def _reason(file: Path, error: sqlite3.Error) -> str:
+def reason_of(file: Path, error: sqlite3.Error) -> str:
     """SQLite says "unable to open database file" and no more; the system says why. Only for a file that could not be opened."""
     if error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")):
         for place in (file.parent, file):
-            if place.exists() and not os.access(place, os.W_OK):
+            if place.exists() and not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
                 return f"{place} may not be written"
         with contextlib.suppress(FileNotFoundError):
             try:
@@ -75,7 +78,7 @@ def connect(path: Path) -> sqlite3.Connection:
             _create(path)
         connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S, check_same_thread=False, cached_statements=256)
     except sqlite3.Error as error:
-        raise JournalError(f"{path} cannot be opened: {_reason(path, error)}") from error
+        raise JournalError(f"{path} cannot be opened: {reason_of(path, error)}") from error
     except OSError as error:
         raise JournalError(f"{path} cannot be opened: {error.strerror}") from error
     try:
@@ -84,7 +87,7 @@ def connect(path: Path) -> sqlite3.Connection:
         _prepare(connection)
     except sqlite3.Error as error:
         connection.close()
-        raise JournalError(f"{path} cannot be opened: {_reason(path, error)}") from error
+        raise JournalError(f"{path} cannot be opened: {reason_of(path, error)}") from error
     except JournalError:
         connection.close()
         raise
@@ -144,7 +147,7 @@ def check_format(connection: sqlite3.Connection, path: Path) -> None:
             raise JournalFormatError(f"{path} is not a journal of asyncrl; remove it, or name another folder") from None
         raise JournalDamagedError(f"{path} is damaged: {error}") from error
     if not tables and not application:
-        raise JournalDamagedError(f"{path} is damaged: it is empty; start a new run, or put a copy of the file in its place")
+        raise JournalDamagedError(f"{path} is damaged: it is empty or cut short; {NEXT_MOVE}")
     if application != APPLICATION_ID:
         raise JournalFormatError(f"{path} is a database, but not a journal of asyncrl; remove it, or name another folder")
     if version != FORMAT:
@@ -164,4 +167,4 @@ def check_structure(connection: sqlite3.Connection, path: Path) -> None:
         found = str(error)
     if found != "ok":
         told = " ".join(found.split())
-        raise JournalDamagedError(f"{path} is damaged: {told}; start a new run, or put a copy of the file in its place")
+        raise JournalDamagedError(f"{path} is damaged: {told}; {NEXT_MOVE}")

@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.errors import JournalDamagedError
+from asyncrl.errors import JournalDamagedError, JournalError
 from asyncrl.journal.entries import Cells, Header, LeaseEntry, RowEntry, Saved, SavedRow, StepRecord
+from asyncrl.journal.opening import NEXT_MOVE, check_format, side_file
 from asyncrl.journal.tables import GROUP_SESSION, NAME_BITS, runs_of, seal_of, seal_of_cell
 
 _unpack = msgspec.msgpack.decode
@@ -29,22 +30,34 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     Where the folder cannot be written SQLite cannot read beside a writer's log, so the files are copied first.
     """
     with contextlib.ExitStack() as stack:
-        connection = _connect(path)
         try:
-            connection.execute("BEGIN")
-            connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()
+            try:
+                connection = stack.enter_context(contextlib.closing(_connect(path)))
+                _begin(connection, path)
+            except sqlite3.OperationalError as error:
+                if not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+                    raise
+                copy = _copy(path, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+                connection = stack.enter_context(contextlib.closing(_connect(copy)))
+                _begin(connection, path)
         except sqlite3.OperationalError as error:
-            connection.close()
-            if not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
-                raise
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            for file in (path, path.with_name(f"{path.name}-wal")):
-                if file.exists():
-                    shutil.copyfile(file, Path(folder) / file.name)
-            connection = _connect(Path(folder) / path.name)
-            connection.execute("BEGIN")
-        with contextlib.closing(connection):
-            yield connection
+            raise JournalError(f"{path} cannot be read: {error} ({error.sqlite_errorname})") from error
+        except OSError as error:
+            raise JournalError(f"{path} cannot be read: {error.strerror}") from error
+        yield connection
+
+
+def _begin(connection: sqlite3.Connection, path: Path) -> None:
+    """The first query decides on the state that all see."""
+    connection.execute("BEGIN")
+    check_format(connection, path)
+
+
+def _copy(path: Path, folder: Path) -> Path:
+    for file in (path, side_file(path, "-wal")):
+        if file.exists():
+            shutil.copyfile(file, folder / file.name)
+    return folder / path.name
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -77,6 +90,11 @@ class Reader:
         self._headers = self._told("headers", self._read_headers)
         self._removed: frozenset[int] = self._told("removed rows", self._read_removed)
 
+    @property
+    def incarnation(self) -> int:
+        """How often the journal has been opened."""
+        return int(self.meta["incarnation"])
+
     # --- everything
 
     def saved(self) -> Saved:
@@ -86,7 +104,7 @@ class Reader:
         self._told("values", lambda: self._read_cells(rows, _gaps(hidden)))
         highest = self._told("rows", lambda: self._connection.execute("SELECT IFNULL(MAX(id), 0) FROM row").fetchone()[0])
         return Saved(
-            incarnation=int(self.meta["incarnation"]),
+            incarnation=self.incarnation,
             rows=rows,
             leases=self._told("leases", self._read_leases),
             turns=self._told("turns", self._read_turns),
@@ -164,7 +182,7 @@ class Reader:
             raise self._damaged(f"its {what} cannot be read ({error})") from error
 
     def _damaged(self, what: str) -> JournalDamagedError:
-        return JournalDamagedError(f"{self._path} is damaged: {what}; start a new run, or put a copy of the file in its place")
+        return JournalDamagedError(f"{self._path} is damaged: {what}; {NEXT_MOVE}")
 
 
 def _gaps(hidden: Iterable[int]) -> Iterator[tuple[int, int]]:

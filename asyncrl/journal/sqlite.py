@@ -12,7 +12,7 @@ import sqlite3
 from pathlib import Path
 from typing import Literal
 
-from asyncrl.errors import JournalDamagedError, JournalError, JournalWriteError
+from asyncrl.errors import JournalError, JournalWriteError
 from asyncrl.journal import opening, reading
 from asyncrl.journal.entries import Entry, Saved, SavedRow, StepRecord
 from asyncrl.journal.tables import Tables, write_meta
@@ -103,17 +103,15 @@ def _start(connection: sqlite3.Connection, path: Path, sync: Literal["normal", "
     try:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
+        incarnation = reading.Reader(connection, path).incarnation
         tables = Tables(connection)
         while tables.forget():
             """All that an earlier process left to do."""
-        incarnation = connection.execute("SELECT value FROM meta WHERE name = 'incarnation'").fetchone()[0]
         write_meta(connection, "incarnation", incarnation + 1)
         write_meta(connection, "sync", sync)
         connection.execute("COMMIT")
-    except sqlite3.OperationalError as error:
-        raise JournalError(f"{path} cannot be written: {error} ({error.sqlite_errorname})") from error
-    except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-        raise JournalDamagedError(f"{path} is damaged: {error}; start a new run, or put a copy of the file in its place") from error
+    except sqlite3.Error as error:
+        raise JournalError(f"{path} cannot be written: {opening.reason_of(path, error)}") from error
     writer = Writer(connection, path, tables, is_full_sync=sync == "full")
     writer.start()
     return writer

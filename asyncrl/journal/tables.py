@@ -303,7 +303,7 @@ def _insertion(table: str, width: int, count: int) -> str:
 
 
 def _row_line(row: RowEntry) -> tuple[Any, ...]:
-    line = (row.row_id, row.partition_id, row.key, row.uid, row.session_id, row.attempt, row.incarnation, pack(dict(row.tag)))
+    line = (*row[:-1], pack(dict(row.tag)))
     return (*line, seal_of(*line))
 
 

@@ -1,6 +1,7 @@
 """Entries to write, random histories of them, and a journal in a folder of its own."""
 
 import asyncio
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,13 @@ INT64 = Header(kind="ragged", dtype="int64")
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.db"
+
+
+@pytest.fixture
+def memory_folder() -> Iterator[Path]:
+    """In memory where that can be: for hundreds of journals, when what a disk does is not the subject."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
