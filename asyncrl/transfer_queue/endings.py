@@ -86,11 +86,8 @@ def retire(state: State, keys: Sequence[str], partition_id: str, step: int, leas
     ops = state.end(partition.owners(gone))
     row_ids = state.remove(partition, gone)
     state.counts["retired"] += len(gone)
-    if step not in state.ledger.records:
-        return [*ops, *removal(row_ids)]
-    retired = state.ledger.retire(step, row_ids)
-    kept = state.ledger.records[step].row_ids
-    return [*ops, retired, *removal(set(row_ids).difference(kept))]
+    # The rows of a recorded step are its record's, no more and no less: a journal hides them until the step is purged.
+    return [*ops, *([state.ledger.retire(step)] if step in state.ledger.records else removal(row_ids))]
 
 
 def _with_prompts(partition: Partition, keys: Collection[str]) -> dict[str, None]:
@@ -124,7 +121,7 @@ def start_over(state: State, step: int, cursor: int) -> list[Op]:
     row_ids = [row_id for partition in list(state.partitions.values()) for row_id in state.remove(partition, list(partition.rows))]
     state.leases.close_all()
     ended = [RemoveLeases(uids), *state.ledger.remove_turns([(uid, None) for uid in uids])] if uids else []
-    retired = [state.ledger.retire(number, row_ids) for number in done]
+    retired = [state.ledger.retire(number) for number in done]
     purged = state.ledger.purge(step)
     num_lost = state.ledger.num_open
     dropped = [state.ledger.count_dropped("restart", num_lost)] if num_lost > 0 else []

@@ -5,7 +5,7 @@ admit, drop -> counters;  record -> retire -> purge;  put_turn -> settle
 Everything here is synchronous; what changes comes back as operations for the journal. Invariants:
 1. A record of a step is made once, and is the same until it is purged.
 2. Steps are recorded and purged in order; only a retired step is purged.
-3. A key is in at most one record that is not retired.
+3. A key is in at most one record that is not retired, and as long as it is, it does not go and its group has no lease.
 4. Turns of a session are numbered from 0 without a gap.
 """
 
@@ -38,7 +38,7 @@ class Ledger:
         self.records: dict[int, StepRecord] = dict(records or {})
         self.turns: dict[tuple[str, int], list[Turn]] = dict(turns or {})
         under_way = (record for record in self.records.values() if not record.is_retired)
-        self._step_of = {key: record.step for record in under_way for key in record.keys}
+        self._step_of = {key: record.step for record in under_way for key in [*record.keys, *record.uids]}
 
     # --- counters
 
@@ -70,9 +70,13 @@ class Ledger:
             if self._step_of.get(key, step) != step:
                 raise RecordError(f"key {key!r} cannot be recorded for step {step}: step {self._step_of[key]} trains on it")
 
+    def step_of(self, key: str) -> int | None:
+        """The step that trains on a trajectory or a group, from its record to its retirement."""
+        return self._step_of.get(key)
+
     def record(self, record: StepRecord) -> Op:
         self.records[record.step] = record
-        self._step_of.update(dict.fromkeys(record.keys, record.step))
+        self._step_of.update(dict.fromkeys([*record.keys, *record.uids], record.step))
         return PutRecord(record)
 
     def check_retire(self, step: int, keys: Collection[str]) -> None:
@@ -92,14 +96,10 @@ class Ledger:
             if self._step_of.get(key, but) != but:
                 raise RecordError(f"key {key!r} cannot go: step {self._step_of[key]} trains on it")
 
-    def retire(self, step: int, row_ids: Collection[int]) -> Op:
-        """row_ids: of all rows that went. The record keeps its own of them; a row that did not go is not hidden."""
-        kept = set(row_ids)
-        record = self.records[step]
-        record = replace(record, is_retired=True, row_ids=tuple(row_id for row_id in record.row_ids if row_id in kept))
-        self.records[step] = record
-        for key in record.keys:
-            del self._step_of[key]
+    def retire(self, step: int) -> Op:
+        record = self.records[step] = replace(self.records[step], is_retired=True)
+        for key in [*record.keys, *record.uids]:
+            self._step_of.pop(key, None)
         return PutRecord(record)
 
     def purge(self, step: int) -> list[Op]:

@@ -74,7 +74,11 @@ class State:
         return [row for row in found if row[2].session_id == session_id]
 
     def refuse_lower(self, lease: GroupLease | SessionLease) -> None:
-        """Rows remember who wrote them, so that a settled writer cannot come back after its lease was forgotten."""
+        """Rows remember who wrote them, so that a settled writer cannot come back after its lease was forgotten; and nobody may
+        write to a group that a step trains on."""
+        step = self.ledger.step_of(lease.uid)
+        if step is not None:
+            raise StaleLeaseError(f"{lease} cannot be opened: step {step} trains on its group")
         for _, _, owner in self.rows_of(lease):
             if isinstance(lease, SessionLease) and lease.attempt < owner.attempt:
                 raise StaleLeaseError(f"{lease} cannot be opened: attempt {owner.attempt} has written")
@@ -84,10 +88,9 @@ class State:
     # --- what verbs share
 
     def open_session(self, lease: SessionLease) -> list[Op]:
-        """A higher attempt deletes what lower ones wrote. Raises StaleLeaseError, or RecordError when a step trains on it."""
+        """A higher attempt deletes what lower ones wrote. Raises StaleLeaseError."""
         before = next(iter(self.leases.entries(lease.uid, lease.session_id)), None)
         lower = [(partition, key) for partition, key, owner in self.rows_of(lease) if owner.attempt < lease.attempt]
-        self.ledger.refuse_recorded([key for _, key in lower])
         self.leases.open_session(lease)
         row_ids = [row_id for partition, key in lower for row_id in self.remove(partition, [key])]
         is_retry = before is not None and before.attempt < lease.attempt
