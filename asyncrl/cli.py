@@ -8,15 +8,18 @@ import json
 import logging
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
+from rich.console import Console
 
 from asyncrl import __version__
 from asyncrl.config import SFTRun, TrainRun, load_run, to_toml
-from asyncrl.errors import AsyncRLError, UserError
+from asyncrl.errors import AsyncRLError
 from asyncrl.event_loop import run_loop
+from asyncrl.journal.summary import render, summarize
 from asyncrl.observe.trace_command import TraceFormat, render_trace, write_output
 from asyncrl.wording import first_of, named_message_of
 
@@ -156,6 +159,21 @@ def trace(
 
 
 @app.command()
+def inspect(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/quickstart.", show_default=False)
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what the journal of a run holds: groups, counts, steps and bytes. The run may be going on."""
+    summary = summarize(folder)
+    if as_json:
+        print(json.dumps(asdict(summary)))
+    else:
+        Console(width=None if sys.stdout.isatty() else 132).print(render(summary))
+
+
+@app.command()
 def fields() -> None:
     """Print the field catalogue: every column, its producer and its consumers."""
     from asyncrl.reference import render_fields_table
@@ -202,7 +220,7 @@ def _fail(error: BaseException) -> NoReturn:
     """Ours are one sentence, however long. A disk that is full or memory that ran out is the machine's, said in its own words."""
     text = str(error) if isinstance(error, AsyncRLError) else named_message_of(error)
     print(f"error: {' '.join(text.split())}", file=sys.stderr)
-    sys.exit(2 if isinstance(error, UserError) else 3)
+    sys.exit(error.exit_code if isinstance(error, AsyncRLError) else AsyncRLError.exit_code)
 
 
 if __name__ == "__main__":

@@ -39,11 +39,18 @@ AsyncRLError
 ├── GroupsExhaustedError (RuntimeError) the feed ended before the batch was full
 ├── EvaluationError (RuntimeError)    not one session of an evaluation came to an end
 └── NonFiniteGradientError (ArithmeticError) too many skipped updates in a row
+
+`To do:` in a class's docstring is its last column in docs/data-protocol.md, for the errors of that protocol.
 """
+
+from typing import ClassVar
 
 
 class AsyncRLError(Exception):
     """Base of every error of this package."""
+
+    exit_code: ClassVar[int] = 3
+    """Of a command that ends with it."""
 
     def __str__(self) -> str:
         # KeyError prints the repr of its argument; our messages are sentences.
@@ -52,6 +59,8 @@ class AsyncRLError(Exception):
 
 class UserError(AsyncRLError, ValueError):
     """Something the user gave is wrong; the message is one line that says what and what to do."""
+
+    exit_code = 2
 
 
 class ConfigError(UserError):
@@ -83,91 +92,158 @@ class CheckpointFormatError(CheckpointError):
 
 
 class JournalError(UserError):
-    """A journal cannot be opened or read; the message names the file and the reason."""
+    """A journal cannot be opened or read; the message names the file and the reason.
+
+    To do: mend what the message names (the folder, its rights, the disk), and start again.
+    """
 
 
 class JournalInUseError(JournalError):
-    """Another process has the journal open: the run is still going."""
+    """Another process has the journal open: the run is still going.
+
+    To do: wait for that run, or end it; two processes never write one journal.
+    """
 
 
 class JournalFormatError(JournalError):
-    """Another version of asyncrl wrote the journal, or the file is no journal of ours."""
+    """Another version of asyncrl wrote the journal, or the file is no journal of ours.
+
+    To do: start a new run, or go on with the version of asyncrl that wrote it.
+    """
 
 
 class JournalDamagedError(JournalError):
-    """The journal does not hold what was written to it."""
+    """The journal does not hold what was written to it.
+
+    To do: put a copy of the file in its place, or start a new run; nothing of it is used.
+    """
 
 
 class StoreError(AsyncRLError):
-    """The TransferQueue refused an operation and changed nothing."""
+    """The TransferQueue refused an operation and changed nothing.
+
+    To do: read the message, which names verb and key; whoever called has to ask for something else.
+    """
 
 
 class StaleLeaseError(StoreError):
-    """A write came without an open lease: its session was retried, settled or dropped, or its step has ended."""
+    """A write came without an open lease: its session was retried, settled or dropped, or its step has ended.
+
+    To do: nothing where a late writer was shut out, which is what leases are for; else open the lease first.
+    """
 
 
 class LeaseScopeError(StaleLeaseError):
-    """The lease is open, but this key or column is not its to write."""
+    """The lease is open, but this key or column is not its to write.
+
+    To do: write it under the lease of its own group, session or step.
+    """
 
 
 class UnknownKeyError(StoreError, KeyError):
-    """A key is not in the partition."""
+    """A key is not in the partition.
+
+    To do: ask only for keys that `kv_list` or a watch shows now.
+    """
 
 
 class UnknownPartitionError(UnknownKeyError):
-    """The partition holds no key at all: it was never written, or all of it was cleared or retired."""
+    """The partition holds no key at all: it was never written, or all of it was cleared or retired.
+
+    To do: check the name of the partition (`train` for what is trained on), or put something first.
+    """
 
 
 class MissingColumnError(StoreError, KeyError):
-    """A key lacks a column; the message names the key and the producer that should have written it."""
+    """A key lacks a column; the message names the key and the producer that should have written it.
+
+    To do: let the named producer run first, or do not read the column.
+    """
 
 
 class DuplicateKeyError(StoreError, ValueError):
-    """The same key was given twice in one call."""
+    """The same key was given twice in one call.
+
+    To do: give every key once.
+    """
 
 
 class TagCountError(StoreError, ValueError):
-    """The number of tags or values differs from the number of keys."""
+    """The number of tags or values differs from the number of keys.
+
+    To do: give exactly one value, and one tag, a key.
+    """
 
 
 class DtypeChangeError(StoreError, TypeError):
-    """A column already holds another dtype or kind of value."""
+    """A column already holds another dtype or kind of value.
+
+    To do: write the dtype that the column has (that of the catalogue), all rows of a put alike.
+    """
 
 
 class TagValueError(StoreError, TypeError):
-    """A tag entry is not a bool, int, float or str under a str name."""
+    """A tag entry is not a bool, int, float or str under a str name.
+
+    To do: put it into a field; a tag holds plain scalars.
+    """
 
 
 class RecordError(StoreError, ValueError):
-    """A step was recorded twice with other keys, retired in part, purged before it was done, or its rows were cleared."""
+    """A step's record used against the order of the steps: with other keys, with a group that is not whole or has not settled, retired
+    in part, purged before it was retired, or one of its rows cleared. Or a session's turn that does not follow the one before.
+
+    To do: this is a mistake of the caller: take the steps in order, each with the keys that it was recorded with.
+    """
 
 
 class JournalWriteError(StoreError, OSError):
-    """The journal could not be written (a full disk, say). What was acknowledged is kept; nothing is acknowledged any more."""
+    """The journal could not be written (a full disk, say). What was acknowledged is kept; nothing is acknowledged any more.
+
+    To do: mend the cause in the message (make room, say), and resume the run.
+    """
 
 
 class KeyFormatError(AsyncRLError, ValueError):
-    """A key does not spell a trajectory."""
+    """A key does not spell a trajectory.
+
+    To do: spell keys with `TrajectoryKey`.
+    """
 
 
 class FieldError(AsyncRLError, ValueError):
-    """A value breaks the field catalogue or one of the named invariants."""
+    """A value breaks the field catalogue or one of the named invariants.
+
+    To do: read key, field and numbers in the message; the stage or room that wrote the field has to change.
+    """
 
 
 class TransitionError(AsyncRLError, RuntimeError):
-    """A group status can only move pending -> running -> finished | failure."""
+    """A group status can only move pending -> running -> finished | failure.
+
+    To do: this is a mistake of whoever wrote the tag `status`; nobody may write to a terminal group.
+    """
 
 
 class AdmissionError(AsyncRLError, RuntimeError):
-    """The admission rule was broken: no place, an unknown group, a step out of order, or counts that do not add up."""
+    """The admission rule was broken: no place, an unknown group, a step out of order, or counts that do not add up.
+
+    To do: this is a mistake of the caller; the message has the count or the step that is wrong.
+    """
 
 
 class ReplayError(AsyncRLError, RuntimeError):
-    """Replay can no longer follow the TransferQueue: its watch ended or died; the cause is attached."""
+    """Replay can no longer follow the TransferQueue: its watch ended or died; the cause is attached.
+
+    To do: mend the cause that is attached; the run can be resumed from its last checkpoint.
+    """
 
 
 class TooManyFailuresError(ReplayError):
-    """Too many groups in a row failed with none finished in between; the message carries the last failure."""
+    """Too many groups in a row failed with none finished in between; the message carries the last failure.
+
+    To do: mend what the last failure names (tool, reward, engine), or allow more by `replay.max_failed_groups_in_a_row`.
+    """
 
 
 class EngineError(AsyncRLError, RuntimeError):
@@ -187,11 +263,17 @@ class RewardError(AsyncRLError, RuntimeError):
 
 
 class DeadlineError(AsyncRLError, TimeoutError):
-    """A wait ran into its deadline; the message names who waited, for what and how long."""
+    """A wait ran into its deadline; the message names who waited, for what and how long.
+
+    To do: see what the named party was doing; where it only needs longer, raise the key that the message names.
+    """
 
 
 class GroupsExhaustedError(AsyncRLError, RuntimeError):
-    """The feed ended before a batch could be filled."""
+    """The feed ended before a batch could be filled.
+
+    To do: give the feed more rows or epochs, or a smaller `data.train_batch_size`.
+    """
 
 
 class NonFiniteGradientError(AsyncRLError, ArithmeticError):

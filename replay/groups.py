@@ -16,12 +16,13 @@ from asyncrl.keys import TrajectoryKey
 from asyncrl.ports import GroupStatus
 from asyncrl.protocol.batch_meta import Tag
 
-_NEXT: dict[GroupStatus, tuple[GroupStatus, ...]] = {
+NEXT: dict[GroupStatus, tuple[GroupStatus, ...]] = {
     GroupStatus.PENDING: (GroupStatus.RUNNING,),
     GroupStatus.RUNNING: (GroupStatus.FINISHED, GroupStatus.FAILURE),
     GroupStatus.FINISHED: (),
     GroupStatus.FAILURE: (),
 }
+"""The picture above, which docs/data-protocol.md draws from here."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,8 +48,8 @@ class PromptGroup:
 
 def transition(group: PromptGroup, to: GroupStatus) -> None:
     """Move a group by one edge of the picture above; the only writer of `status`. Raises TransitionError for any other move."""
-    if to not in _NEXT[group.status]:
-        allowed = " or ".join(_NEXT[group.status]) or "nothing, it is terminal"
+    if to not in NEXT[group.status]:
+        allowed = " or ".join(NEXT[group.status]) or "nothing, it is terminal"
         raise TransitionError(f"group {group.uid!r} cannot go from {group.status} to {to}; allowed: {allowed}")
     group.status = to
 
