@@ -129,7 +129,8 @@ class SessionContext:
         with self.span.span(SpanKind.TURN, f"turn {turn}") as span:
             async with within(limit_s, lambda: f"generate call {request.request_id} took longer than {limit_s:g} s"):
                 generation = await self.engine.generate(request)
-            span.note(**_told(request, generation))
+            if span.is_traced:
+                span.note(**_told(request, generation))
         builder.add_sampled(generation)
         return generation
 

@@ -144,7 +144,8 @@ async def run_session(
     with parts.session_span(prompt.uid, session_id) as span:
         running = _run(prompt, session_id, parts, prompt_ids, span, keep_turn)
         result = await _end(running, prompt, session_id, parts)
-        span.note(outcome="" if result.failure is None else result.failure.error, **_told(result))
+        if span.is_traced:
+            span.note(outcome="" if result.failure is None else result.failure.error, **_told(result))
     return result
 
 

@@ -330,6 +330,11 @@ class Span(Protocol):
     """A stretch of time under way: a context manager that ends when its block does, however that does. What it is inside of is
     the span it was made from."""
 
+    @property
+    def is_traced(self) -> bool:
+        """False where nothing is recorded, so that facts need not be gathered."""
+        ...
+
     def span(self, kind: SpanKind, name: str) -> "Span":
         """Begin another one inside this one."""
         ...

@@ -22,6 +22,8 @@ class _NoSpan:
 
     __slots__ = ()
 
+    is_traced = False
+
     def span(self, kind: SpanKind, name: str) -> Span:
         return self
 
@@ -47,6 +49,8 @@ class RecordedSpan:
     """A span and, flat and in the order they began, all that began inside it. `end_s` is None until it has ended."""
 
     __slots__ = ("_now", "_root", "end_s", "facts", "inner", "kind", "name", "outcome", "start_s")
+
+    is_traced = True
 
     def __init__(self, kind: SpanKind, name: str, now: Callable[[], float], root: "RecordedSpan | None" = None) -> None:
         self.kind = kind

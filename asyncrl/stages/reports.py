@@ -3,31 +3,26 @@
 run_stage -> [reports] -> StageResult -> observe
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from asyncrl.ports import Access, FieldReport
-from asyncrl.protocol.ragged import is_ragged, lengths_of, rows_of
+from asyncrl.protocol.ragged import is_ragged
 
 Rows = Sequence[int]
 """Positions of the traced rows in the batch."""
 
 
-class _Schema(TypedDict):
-    dtype: str
-    device: str
-    layout: str
-    shape: tuple[int, ...]
-    lengths: tuple[int, ...]
-
-
 def mask_sums(columns: TensorDict, rows: Rows) -> tuple[int, ...] | None:
     """`response_mask.sum()` of each of the rows; None when the stage was not given the mask."""
-    mask = columns.get("response_mask", None)
-    return None if mask is None or not rows else tuple(int(row.sum()) for row in _chosen(rows_of(mask), rows))
+    mask = columns.get("response_mask", None) if rows else None
+    if mask is None:
+        return None
+    values, bounds = mask.values(), mask.offsets().tolist()
+    return tuple(int(values[bounds[row] : bounds[row + 1]].sum()) for row in rows)
 
 
 def reports_of(
@@ -36,22 +31,38 @@ def reports_of(
     """One report a column, by name. Nothing is looked at when no row is traced."""
     if not rows:
         return ()
-    return tuple(
-        FieldReport(stage=stage, access=access, field=name, mask_sums=sums, **_schema(columns.get(name), rows))
-        for name in sorted(map(str, columns.keys()))
-    )
+    lengths = _Lengths(rows)
+    names = sorted(map(str, columns.keys()))
+    return tuple(_report(stage, access, name, columns.get(name), lengths, sums) for name in names)
 
 
-def _schema(column: Any, rows: Rows) -> _Schema:
+class _Lengths:
+    """Lengths of the rows in one ragged column after the other; columns that share their offsets are looked at once."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self._known: dict[int, tuple[torch.Tensor, tuple[int, ...]]] = {}  # with its offsets, so that the id stays theirs
+
+    def of(self, column: torch.Tensor) -> tuple[int, ...]:
+        offsets: torch.Tensor = column.offsets()  # type: ignore[attr-defined]  # the stubs know no nested tensors
+        if id(offsets) not in self._known:
+            bounds = offsets.tolist()
+            self._known[id(offsets)] = (offsets, tuple(bounds[row + 1] - bounds[row] for row in self.rows))
+        return self._known[id(offsets)][1]
+
+
+def _report(stage: str, access: Access, name: str, column: Any, lengths: _Lengths, sums: tuple[int, ...] | None) -> FieldReport:
     """column: ragged, [B, ...], or the objects of a NonTensorStack."""
-    if not isinstance(column, torch.Tensor):
-        return {"dtype": "object", "device": "cpu", "layout": "object", "shape": (), "lengths": (1,) * len(rows)}
-    dtype, device = str(column.dtype).removeprefix("torch."), str(column.device)
-    if is_ragged(column):
-        lengths = tuple(_chosen(lengths_of(column).tolist(), rows))
-        return {"dtype": dtype, "device": device, "layout": "ragged", "shape": tuple(column.values().shape[1:]), "lengths": lengths}
-    return {"dtype": dtype, "device": device, "layout": "stacked", "shape": tuple(column.shape[1:]), "lengths": (1,) * len(rows)}
-
-
-def _chosen(values: Sequence[Any], rows: Rows) -> Iterable[Any]:
-    return (values[row] for row in rows)
+    is_tensor = isinstance(column, torch.Tensor)
+    layout = "object" if not is_tensor else "ragged" if is_ragged(column) else "stacked"
+    return FieldReport(
+        stage=stage,
+        access=access,
+        field=name,
+        dtype=str(column.dtype).removeprefix("torch.") if is_tensor else "object",
+        device=str(column.device) if is_tensor else "cpu",
+        layout=layout,
+        shape=tuple(column.values().shape[1:] if layout == "ragged" else column.shape[1:]) if is_tensor else (),
+        lengths=lengths.of(column) if layout == "ragged" else (1,) * len(lengths.rows),
+        mask_sums=sums,
+    )
