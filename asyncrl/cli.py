@@ -1,4 +1,4 @@
-"""The command line: asyncrl train | sft | eval | trace | fields.
+"""The command line: asyncrl train | sft | eval | trace | inspect | fields.
 
 Everything that can be wrong with the user's input is checked before torch is imported, and answered in one line
 `error: ...` on stderr with exit code 2. A run that fails later ends with one such line and exit code 3.
@@ -170,7 +170,7 @@ def inspect(
     if as_json:
         print(json.dumps(asdict(summary)))
     else:
-        Console(width=None if sys.stdout.isatty() else 132).print(render(summary))
+        Console(width=None if sys.stdout.isatty() else 132, markup=False, highlight=False).print(render(summary))
 
 
 @app.command()

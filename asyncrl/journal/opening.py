@@ -96,10 +96,9 @@ def connect(path: Path) -> sqlite3.Connection:
 
 def _create(path: Path) -> None:
     """A whole, empty journal under another name first: what is called `journal.db` always has its tables."""
-    if side_file(path, "-wal").exists():
-        raise JournalDamagedError(
-            f"{path} is missing, but its log {side_file(path, '-wal').name} is there: put the file back, or start a new run"
-        )
+    log = side_file(path, "-wal")
+    if log.exists() and log.stat().st_size:
+        raise JournalDamagedError(f"{path} is missing, but its log {log.name} is there: put the file back, or start a new run")
     draft = side_file(path, ".new")
     for file in (draft, side_file(draft, "-wal"), side_file(draft, "-shm"), side_file(draft, "-journal")):
         file.unlink(missing_ok=True)

@@ -83,12 +83,12 @@ class Reader:
     """Reads the tables through one connection, and checks every seal."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self._connection = connection
+        self.connection = connection
         self._path = path
-        self.meta: dict[str, int | str] = self._told("meta", lambda: dict(self._lines("meta")))
-        self._names: dict[int, str] = self._told("field names", lambda: dict(self._lines("name")))
-        self._headers = self._told("headers", self._read_headers)
-        self._removed: frozenset[int] = self._told("removed rows", self._read_removed)
+        self.meta: dict[str, int | str] = self.told("meta", lambda: dict(self.lines("meta")))
+        self.names: dict[int, str] = self.told("field names", lambda: dict(self.lines("name")))
+        self._headers = self.told("headers", self._read_headers)
+        self.removed: frozenset[int] = self.told("removed rows", self._read_removed)
 
     @property
     def incarnation(self) -> int:
@@ -98,58 +98,58 @@ class Reader:
     # --- everything
 
     def saved(self) -> Saved:
-        records = self._told("step records", self._read_records)
-        hidden = {row_id for record in records.values() if record.is_retired for row_id in record.row_ids} | self._removed
-        rows = self._told("rows", lambda: self._read_rows(hidden))
-        self._told("values", lambda: self._read_cells(rows, _gaps(hidden)))
-        highest = self._told("rows", lambda: self._connection.execute("SELECT IFNULL(MAX(id), 0) FROM row").fetchone()[0])
+        records = self.told("step records", self.read_records)
+        hidden = {row_id for record in records.values() if record.is_retired for row_id in record.row_ids} | self.removed
+        rows = self.told("rows", lambda: self._read_rows(hidden))
+        self.told("values", lambda: self._read_cells(rows, _gaps(hidden)))
+        highest = self.told("rows", lambda: self.connection.execute("SELECT IFNULL(MAX(id), 0) FROM row").fetchone()[0])
         return Saved(
             incarnation=self.incarnation,
             rows=rows,
-            leases=self._told("leases", self._read_leases),
-            turns=self._told("turns", self._read_turns),
+            leases=self.told("leases", self.read_leases),
+            turns=self.told("turns", self._read_turns),
             records=records,
-            counters=self._told("counters", lambda: dict(self._lines("counter"))),
+            counters=self.told("counters", lambda: dict(self.lines("counter"))),
             next_row_id=max(int(self.meta.get("next_row_id", 1)), highest + 1),
         )
 
     def rows_of(self, row_ids: Iterable[int]) -> dict[int, SavedRow]:
-        wanted = sorted(set(row_ids) - self._removed)
+        wanted = sorted(set(row_ids) - self.removed)
         rows: dict[int, SavedRow] = {}
         for first, stop in runs_of(wanted):
-            for line in self._lines("row", f"WHERE id >= {first} AND id < {stop} ORDER BY id"):
+            for line in self.lines("row", f"WHERE id >= {first} AND id < {stop} ORDER BY id"):
                 rows[line[0]] = SavedRow(row=_row(line))
-        self._told("values", lambda: self._read_cells(rows, runs_of(wanted)))
+        self.told("values", lambda: self._read_cells(rows, runs_of(wanted)))
         return rows
 
     # --- tables
 
-    def _lines(self, table: str, where: str = "") -> Iterator[tuple[Any, ...]]:
+    def lines(self, table: str, where: str = "") -> Iterator[tuple[Any, ...]]:
         """The lines of a table without their seals, which are checked."""
-        for *line, seal in self._connection.execute(f"SELECT * FROM {table} {where}"):
+        for *line, seal in self.connection.execute(f"SELECT * FROM {table} {where}"):
             if seal_of(*line) != seal:
                 raise self._damaged(f"a line of table {table!r} is not what was written: {_short(line)}")
             yield tuple(line)
 
     def _read_headers(self) -> dict[int, Header]:
-        lines = self._lines("header")
+        lines = self.lines("header")
         return {n: Header(kind=kind, dtype=dtype, shape=tuple(msgspec.json.decode(shape))) for n, kind, dtype, shape in lines}
 
     def _read_removed(self) -> frozenset[int]:
-        return frozenset(row_id for _, row_ids in self._lines("removal") for row_id in array("q", row_ids))
+        return frozenset(row_id for _, row_ids in self.lines("removal") for row_id in array("q", row_ids))
 
-    def _read_records(self) -> dict[int, StepRecord]:
-        return {line[0]: _record(line) for line in self._lines("record", "ORDER BY step")}
+    def read_records(self) -> dict[int, StepRecord]:
+        return {line[0]: _record(line) for line in self.lines("record", "ORDER BY step")}
 
     def _read_rows(self, hidden: set[int]) -> dict[int, SavedRow]:
-        return {line[0]: SavedRow(row=_row(line)) for line in self._lines("row", "ORDER BY id") if line[0] not in hidden}
+        return {line[0]: SavedRow(row=_row(line)) for line in self.lines("row", "ORDER BY id") if line[0] not in hidden}
 
     def _read_cells(self, rows: Mapping[int, SavedRow], runs: Iterable[tuple[int, int]]) -> None:
         query = "SELECT id, header, seal, data FROM cell WHERE id >= ? AND id < ? ORDER BY id"
         for first, stop in runs:
-            for cell_id, header, seal, data in self._connection.execute(query, (first << NAME_BITS, stop << NAME_BITS)):
+            for cell_id, header, seal, data in self.connection.execute(query, (first << NAME_BITS, stop << NAME_BITS)):
                 row = rows.get(cell_id >> NAME_BITS)
-                name = self._names.get(cell_id & (1 << NAME_BITS) - 1)
+                name = self.names.get(cell_id & (1 << NAME_BITS) - 1)
                 if row is None or name is None:
                     raise self._damaged(f"a value of field {name!r} belongs to row {cell_id >> NAME_BITS}, which is missing")
                 is_whole = isinstance(data, bytes) and header in self._headers and seal_of_cell(cell_id, header, data) == seal
@@ -157,13 +157,18 @@ class Reader:
                     raise self._damaged(f"the value of field {name!r} of key {row.row.key!r} is not what was written")
                 row.cells[name] = self._headers[header], data
 
-    def _read_leases(self) -> dict[tuple[str, int | None], LeaseEntry]:
-        leases = [_lease(line) for line in self._lines("lease")]
+    def query(self, what: str, query: str) -> list[tuple[Any, ...]]:
+        """The answer to any query; no seals are checked."""
+        lines: list[tuple[Any, ...]] = self.told(what, lambda: self.connection.execute(query).fetchall())
+        return lines
+
+    def read_leases(self) -> dict[tuple[str, int | None], LeaseEntry]:
+        leases = [_lease(line) for line in self.lines("lease")]
         return {(lease.uid, lease.session_id): lease for lease in leases}
 
     def _read_turns(self) -> dict[tuple[str, int], list[Cells]]:
         turns: dict[tuple[str, int], list[Cells]] = {}
-        for _, uid, session_id, turn, columns in self._lines("turn", "ORDER BY id"):
+        for _, uid, session_id, turn, columns in self.lines("turn", "ORDER BY id"):
             of_session = turns.setdefault((uid, session_id), [])
             if turn != len(of_session):
                 raise self._damaged(f"turn {len(of_session)} of session {uid}_{session_id} is missing")
@@ -172,7 +177,7 @@ class Reader:
 
     # --- errors
 
-    def _told(self, what: str, read: Callable[[], Any]) -> Any:
+    def told(self, what: str, read: Callable[[], Any]) -> Any:
         """A file that SQLite cannot follow, or text and blobs that are none, are damage; the message says of what."""
         try:
             return read()

@@ -138,7 +138,7 @@ class Writer:
         """Whatever goes wrong in the thread is the end of writing, and is told to everybody who waits."""
         try:
             act()
-        except BaseException as error:
+        except BaseException as error:  # raised where somebody waits for it
             self.failure = JournalWriteError(_told(self._path, error))
             self.failure.__cause__ = error
             with contextlib.suppress(sqlite3.Error):
