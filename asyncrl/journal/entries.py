@@ -76,8 +76,7 @@ class PutRows:
     rows: Sequence[RowEntry]
 
 
-@dataclass(frozen=True, slots=True)
-class PutColumn:
+class PutColumn(NamedTuple):
     """The value of `field` in row `row_ids[i]` is `values[bounds[i]:bounds[i + 1]]`. Nobody writes into `values` any more."""
 
     field: str

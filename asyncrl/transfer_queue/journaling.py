@@ -3,6 +3,7 @@
 A dtype is its name, a block its bytes: nothing here does arithmetic, so every dtype that torch has comes back as it was.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from asyncrl.transfer_queue.partition import Owner, Partition, Row
 # --- out ------------------------------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=1024)  # every column of every put asks
 def header_of(schema: Schema) -> Header:
     dtype = "" if schema.dtype is None else str(schema.dtype).removeprefix("torch.")
     return Header(kind=str(schema.kind), dtype=dtype, shape=schema.shape)
