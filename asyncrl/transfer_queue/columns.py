@@ -155,7 +155,7 @@ def encode(name: str, values: ColumnValues, keys: Sequence[str], *, step: int | 
 
 def _encode(name: str, column: torch.Tensor | list[Any], keys: Sequence[str], step: int | None) -> Block:
     expected = _EXPECTED.get(name)
-    _check_count(name, len(column), keys)
+    _check_count(name, column.size(0) if isinstance(column, torch.Tensor) else len(column), keys)  # len() of a jagged one is slow
     if isinstance(column, torch.Tensor):
         if is_ragged(column):
             return _encode_jagged(name, column, keys, step)
