@@ -105,7 +105,9 @@ BROKEN: list[tuple[str, Break, str]] = [
     ("columns_of_an_axis_are_aligned", shorten("position_ids", 0), "u1_0_0: field 'position_ids' has 6 entries, but 'input_ids'"),
     ("columns_of_an_axis_are_aligned", shorten("prompts", 0), "has 7 entries, but prompt and response have 6"),
     ("columns_fit_the_catalogue", replace("values", ragged([torch.ones(4, 2)] * 4)), "field 'values' has entries of shape [2]"),
+    ("columns_fit_the_catalogue", replace("position_ids", ragged([torch.ones(4, 3, 1).long()] * 4)), "has entries of shape [3, 1]"),
     ("position_ids_count_up", write("position_ids", 0, 3, 4), "u1_0_0: field 'position_ids' is 4 at position 3; allowed: 3, text"),
+    ("position_ids_count_up", write("position_ids", 2, 3, 2), "u1_1_1: field 'position_ids' is 2 at position 3; allowed: 3, text"),
     ("position_ids_count_up", write("position_ids", 3, 0, 1), "u2_0_0: field 'position_ids' is 1 at position 0; allowed: 0, text"),
     ("position_ids_count_up", several_axes(0, -1, 2), "u1_0_0: field 'position_ids' is [0, -1, 2] at position 0; allowed: 0 and"),
     ("tags_spell_the_lengths", without(retag(1, response_len=3), "responses"), "u1_1_0: tag 'response_len' is 3, but the length"),
@@ -218,6 +220,8 @@ def test_left_over_keys_are_caught(make_batch: MakeBatch) -> None:
         invariants.cleanup_leaves_nothing(meta, ["u3_0_0", "u2_7_0"])
     with pytest.raises(FieldError, match=r"u1: still in partition 'train' .* one of 2 of a batch"):
         invariants.cleanup_leaves_nothing(meta, ["u1"])
+    with pytest.raises(FieldError, match="a_b: still in partition"):
+        invariants.cleanup_leaves_nothing(keys("a_b_0_0"), ["a", "a_b"])
 
 
 # --- staleness --------------------------------------------------------------------------------------------------------------------
@@ -263,6 +267,8 @@ def test_a_sample_of_part_of_a_group_is_caught() -> None:
         invariants.groups_are_whole(whole.select([1, 2]), group_size=2, partition_id="train")
     with pytest.raises(FieldError, match=r"group 'b' has rows of the sessions \[0, 1\]; allowed: each of 0 to 0"):
         invariants.groups_are_whole(whole, group_size=1, partition_id="train")
+    with pytest.raises(FieldError, match=r"group 'c' has rows of the sessions \[0, 2\]; allowed: each of 0 to 1"):
+        invariants.groups_are_whole(keys("c_0_0", "c_2_0"), group_size=2, partition_id="train")
     with pytest.raises(FieldError, match="b_1_0: from partition 'train'; allowed: 'val'"):
         invariants.groups_are_whole(whole, group_size=2, partition_id="val")
 

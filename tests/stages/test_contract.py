@@ -61,6 +61,7 @@ def test_ways_that_a_run_can_take(stages: tuple[Stage, ...]) -> None:
     ("stages", "complaint"),
     [
         ((update(), ADVANTAGE), "'update_actor' reads field 'advantages', .* nobody .* 'advantage' writes it .*every step"),
+        ((METRICS, update(), ADVANTAGE), "'update_actor' reads field 'advantages', .* nobody"),
         ((ADVANTAGE, update(reference=True)), "'update_actor' reads field 'ref_log_prob', .* 'ref_log_prob' writes it .*the KL"),
         ((BYPASS, RECOMPUTE), "stage 'old_log_prob' stands twice: .*'entropy', 'old_log_probs'.* would have two writers"),
         ((ADVANTAGE, odd("advantage2", writes="returns")), "'advantage2' writes field 'returns', .* is 'advantage'"),
@@ -69,7 +70,7 @@ def test_ways_that_a_run_can_take(stages: tuple[Stage, ...]) -> None:
         ((odd("advantage", reads="values"),), "'advantage' reads field 'values', which nobody .* 'values' writes it .*not yet"),
         ((odd("rewards", reads="extra_info"),), "'rewards' reads field 'extra_info', which nobody .* 'dataset' writes it"),
     ],
-    ids=["too early", "not switched on", "twice", "another's", "the agents'", "not a consumer", "not built", "not in a row"],
+    ids=["first", "early", "switched off", "twice", "another's", "the agents'", "not a consumer", "not built", "not in a row"],
 )  # fmt: skip
 def test_a_way_that_cannot_work_is_refused_before_it_begins(stages: tuple[Stage, ...], complaint: str) -> None:
     with pytest.raises(FieldError, match=complaint):
