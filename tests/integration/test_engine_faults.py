@@ -113,7 +113,7 @@ async def test_a_failed_step_gives_its_groups_back_as_their_sessions_left_them(o
         following = asyncio.create_task(trainer.replay.run())
         admitting = asyncio.create_task(trainer.admit())
         await trainer.train_step(1)
-        trainer.admission.publish(1)
+        await trainer.publish(1)
         with pytest.raises(ZeroDivisionError):
             await trainer.train_step(2)
         again = await trainer.replay.sample(2, 2)
