@@ -151,6 +151,9 @@ async def test_turns_and_tools_are_inside_their_session_and_the_stages_inside_th
         assert {span["facts"]["versions"][0] for span in inner if span["span"] == "turn"} == {3}
         assert {span["outcome"] for span in of_session} == {"ok"}
     of_trainer = [span for span in spans if span["uid"] is None]
+    sampled_s = next(span["end_s"] for span in of_trainer if span["name"] == "gen")
+    assert all(span["end_s"] <= sampled_s for span in spans if span["session_id"] is not None), "one clock for sessions and stages"
+    assert sampled_s - next(span["end_s"] for span in spans if span["span"] == "session") < 60
     assert [span["name"] for span in of_trainer if span["name"] != "balance"] == [
         *("gen", "old_log_prob", "advantage", "update_actor", "batch_metrics", "spy", "publish")
     ]

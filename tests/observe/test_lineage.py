@@ -164,6 +164,8 @@ def test_a_dropped_group_is_in_the_record_of_the_step_under_way_and_in_no_other(
     assert [(group.uid, group.status, group.rows) for group in record.head.groups] == [("u0", "dropped", ())]
     outcomes = {(line.name, line.outcome) for line in record.lines if isinstance(line, SpanLine)}
     assert outcomes == {("before the session", "ok"), ("session 0", "EngineError"), ("gen", "ok")}
+    (gen,) = [line for line in record.lines if isinstance(line, SpanLine) and line.uid is None]
+    assert (gen.start_s, gen.end_s) == (0.0, 1.0), "from the origin"
     assert bench.lineage.end_step(2) is None, "u3 is alive, and nothing else is left"
 
 

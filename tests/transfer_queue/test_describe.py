@@ -41,6 +41,15 @@ async def test_every_field_is_told_with_a_length_and_a_mask_sum_a_row(queue: Tra
     assert {(column.mask_sums, column.shape, column.device) for column in held} == {((1, 0, 2), (), "cpu")}
 
 
+async def test_rows_of_one_put_are_told_apart(queue: TransferQueue, open_session: OpenSession) -> None:
+    lease = await open_session()
+    keys = ["a_0_0", "a_0_1"]
+    masks = [torch.tensor([True, True, False]), torch.tensor([False, True])]
+    await queue.kv_batch_put(keys, partition_id=TRAIN, lease=lease, fields={"response_mask": masks}, tags=[{}, {}])
+    (column,) = await queue.describe(keys, partition_id=TRAIN)
+    assert (column.lengths, column.mask_sums) == ((3, 2), (2, 1))
+
+
 async def test_entries_of_a_ragged_field_may_have_a_shape(queue: TransferQueue, open_session: OpenSession) -> None:
     lease = await open_session()
     await queue.kv_put("a_0_0", partition_id=TRAIN, lease=lease, fields={"patches": torch.zeros(4, 3, 2)}, tag={})
