@@ -143,10 +143,14 @@ def _spans_table(record: Record, group: GroupRow) -> Table:
     return table
 
 
+_WHOLE = ("trajectory", "stage", "access", "field", "producer", "dtype", "track", "name")
+"""Columns that are never cut: where a terminal is narrow the others take more lines."""
+
+
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
     return table
 
 
