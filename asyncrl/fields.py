@@ -1,6 +1,7 @@
 """The field catalogue: the one place where the name, dtype, ragged axis, producer and consumers of every column are spelled.
 
-`asyncrl fields` prints it, `docs/fields.md` is generated from it, and the stage wrapper checks every read and write against it.
+`asyncrl fields` prints it, the tables of docs/data-protocol.md are generated from it, and the stage wrapper checks every read and
+write against it. It is in the order of the way, from the dataset's row to the update.
 Axes: `prompt` (P tokens), `response` (R tokens, observations included), `sequence` (L = P + R), `none` (one value a trajectory).
 Producers and consumers are rooms or stages; `observe` as a consumer stands for people. `not yet`: no code uses the name.
 """
@@ -21,11 +22,13 @@ class Axis(StrEnum):
 
 
 class Evidence(StrEnum):
-    """Where our knowledge of a field comes from: the data-protocol document, a peer's source, or our own tests."""
+    """Where our knowledge of a field comes from: the data-protocol document, a peer's source, our own tests, or nowhere yet: a name
+    that only our design has."""
 
     SEED = "seed"
     SOURCE = "source"
     TESTED = "tested"
+    DESIGN = "design"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,7 @@ def _fields(*rows: tuple[str, str, str, str, str, str, Evidence]) -> dict[str, F
     return catalogue
 
 
-_SEED, _SOURCE, _TESTED = Evidence.SEED, Evidence.SOURCE, Evidence.TESTED
+_SEED, _SOURCE, _TESTED, _DESIGN = Evidence.SEED, Evidence.SOURCE, Evidence.TESTED, Evidence.DESIGN
 
 CATALOGUE: dict[str, Field] = _fields(
     # name, dtype, axis, producer, consumers, when it exists, evidence
@@ -109,7 +112,7 @@ CATALOGUE: dict[str, Field] = _fields(
     ("advantages", "float32", "response", "advantage", "update_actor", "every step", _SEED),
     ("returns", "float32", "response", "advantage", "observe", "every step", _SEED),
     ("rollout_is_weights", "float32", "response", "correction", "update_actor", "not yet: off-policy correction", _SOURCE),
-    ("loss_weights", "float32", "response", "correction", "update_actor observe", "not yet: rejection; 0 = rejected", _TESTED),
+    ("loss_weights", "float32", "response", "correction", "update_actor observe", "not yet: rejection; 0 = rejected", _DESIGN),
 )  # fmt: skip
 
 SEVERAL_AXES = frozenset({"position_ids"})

@@ -1,6 +1,7 @@
-"""The reference pages, rendered from the code itself: the field catalogue and every configuration key.
+"""What needs no torch of the reference, rendered from the code itself: the field catalogue and every configuration key.
 
-`asyncrl fields` prints the first; `docs/generate.py` writes both as Markdown, and a test compares them with docs/. Loads no torch.
+`asyncrl fields` prints the first; `docs/generate.py` writes both as Markdown (the first as a part of docs/data-protocol.md, whose
+other parts are in `asyncrl/data_protocol/`), and a test compares them with docs/.
 """
 
 import json
@@ -14,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from asyncrl.config import SFTRun, TrainRun, keys_of
 from asyncrl.config.sections import MOST
-from asyncrl.fields import CATALOGUE, TAGS
+from asyncrl.fields import CATALOGUE, TAGS, Field
 
 FIELD_COLUMNS = ("field", "dtype", "axis", "producer", "consumers", "exists when", "evidence")
 TAG_COLUMNS = ("tag", "type", "on", "meaning")
@@ -23,12 +24,14 @@ KEY_COLUMNS = ("key", "type", "default", "meaning")
 _CONSTRAINTS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
+def field_row(entry: Field) -> tuple[str, ...]:
+    """What the catalogue says of one column."""
+    return (entry.name, entry.dtype, entry.axis.value, entry.producer, " ".join(entry.consumers), entry.when, entry.evidence.value)
+
+
 def field_rows() -> list[tuple[str, ...]]:
-    """One row a column of the catalogue, in its order."""
-    return [
-        (entry.name, entry.dtype, entry.axis.value, entry.producer, " ".join(entry.consumers), entry.when, entry.evidence.value)
-        for entry in CATALOGUE.values()
-    ]
+    """One row a column of the catalogue, in its order, which is that of the way."""
+    return [field_row(entry) for entry in CATALOGUE.values()]
 
 
 def tag_rows() -> list[tuple[str, ...]]:
@@ -46,29 +49,6 @@ def render_fields_table() -> str:
     return f"{_aligned(FIELD_COLUMNS, field_rows())}\n\n{_aligned(TAG_COLUMNS, tag_rows())}"
 
 
-def fields_page() -> str:
-    """docs/fields.md."""
-    return "\n".join(
-        [
-            "# Fields and tags",
-            "",
-            "Generated from `asyncrl/fields.py` by `make docs`; `asyncrl fields` prints the same. Axes: `prompt` (P tokens),",
-            "`response` (R tokens, observations included), `sequence` (P + R), `none` (one value a trajectory).",
-            "",
-            "## Fields",
-            "",
-            _markdown(FIELD_COLUMNS, field_rows()),
-            "",
-            "## Tags",
-            "",
-            "Cheap metadata that stays on the controller: on the key of a group (`prompt`) or of a trajectory.",
-            "",
-            _markdown(TAG_COLUMNS, tag_rows()),
-            "",
-        ]
-    )
-
-
 def configuration_page() -> str:
     """docs/configuration.md."""
     return "\n".join(
@@ -80,11 +60,11 @@ def configuration_page() -> str:
             "",
             "## `asyncrl train`",
             "",
-            _markdown(KEY_COLUMNS, key_rows(TrainRun)),
+            markdown(KEY_COLUMNS, key_rows(TrainRun)),
             "",
             "## `asyncrl sft`",
             "",
-            _markdown(KEY_COLUMNS, key_rows(SFTRun)),
+            markdown(KEY_COLUMNS, key_rows(SFTRun)),
             "",
         ]
     )
@@ -130,7 +110,7 @@ def _aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)
 
 
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """The first column is code; `|` is escaped."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join([f'`{first}`', *(cell.replace('|', chr(92) + '|') for cell in rest)])} |" for first, *rest in rows]

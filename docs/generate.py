@@ -1,15 +1,17 @@
-"""Write the generated pages of docs/. A test fails while they differ from the code: `make docs` mends it."""
+"""Write the generated pages of docs/, and the generated parts of data-protocol.md. A test fails while they differ from the code:
+`make docs` mends it."""
 
 from pathlib import Path
 
-from asyncrl.reference import configuration_page, fields_page
-
-PAGES = {"fields.md": fields_page, "configuration.md": configuration_page}
+from asyncrl.data_protocol import fill
+from asyncrl.reference import configuration_page
 
 
 def main() -> None:
-    for name, page in PAGES.items():
-        (Path(__file__).parent / name).write_text(page(), encoding="utf-8")
+    folder = Path(__file__).parent
+    (folder / "configuration.md").write_text(configuration_page(), encoding="utf-8")
+    protocol = folder / "data-protocol.md"
+    protocol.write_text(fill(protocol.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ class PutTurn:
 
 @dataclass(frozen=True, slots=True)
 class RemoveTurns:
-    """Of these sessions: (uid, session_id), or (uid, None) for all of a group."""
+    """The turns of these sessions are gone: (uid, session_id), or (uid, None) for all of a group."""
 
     sessions: Sequence[tuple[str, int | None]]
 

@@ -1,0 +1,296 @@
+"""Groups walk through their lives in a store whose journal takes notes, and every call is looked at before and after.
+
+TransferQueue, journal -> [lives] -> store (tables and the diagram)
+
+Nothing here knows what a verb should do, so what is told of the calls cannot say what is not so. A verb that no life calls is an
+error.
+"""
+
+import asyncio
+import functools
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncrl.fields import CATALOGUE
+from asyncrl.journal.entries import Entry, Op, Saved
+from asyncrl.journal.port import Journal
+from asyncrl.keys import TRAIN, GroupLease, Lease, SessionLease, StepLease
+from asyncrl.transfer_queue import TransferQueue
+
+UID = "u"
+KEYS = (f"{UID}_0_0", f"{UID}_1_0")
+REASON = "<reason>"
+READS = ("kv_batch_get", "kv_turns", "kv_list", "kv_watch", "describe", "stats")
+"""Verbs that change nothing."""
+STATES = ("[*]", "under_way", "settled", "recorded", "retired")
+"""Of a group in the store: not there, its lease open, nobody writes any more, a step trains on it, that step is done."""
+
+
+_LEASES: dict[type, str] = {GroupLease: "group", SessionLease: "session", StepLease: "step"}
+
+# --- seeing -----------------------------------------------------------------------------------------------------------------------
+
+
+class NotingJournal(Journal):
+    """Keeps what its entries mean, and the entries of the last call."""
+
+    failure = None
+
+    def __init__(self) -> None:
+        self.saved = Saved()
+        self.noted: list[tuple[Entry, bool]] = []
+
+    def load(self) -> Saved:
+        return Saved()
+
+    def append(self, entry: Entry, *, synced: bool = False) -> "asyncio.Future[None]":
+        self.saved.apply(entry)
+        self.noted.append((entry, synced))
+        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        kept.set_result(None)
+        return kept
+
+    def stats(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """There is nothing to let go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """The group at one moment. `stage_fields`: of those that stages write, how many its visible rows have."""
+
+    state: str
+    num_visible: int
+    stage_fields: int
+    num_kept: int
+    num_leases: int
+    num_turns: int
+    counters: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of a verb: under whose lease, from what to what, and what the journal was given."""
+
+    verb: str
+    step: int | None
+    """Of a call that names one beside the lease."""
+    by: str
+    before: Sight
+    after: Sight
+    ops: tuple[Op, ...]
+    is_synced: bool
+
+
+@dataclass(slots=True)
+class Life:
+    """A store with a journal, and the calls that were made so far."""
+
+    journal: NotingJournal = field(default_factory=NotingJournal)
+    calls: list[Call] = field(default_factory=list)
+    queue: TransferQueue = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.queue = TransferQueue(self.journal)
+
+    async def do(self, verb: str, *arguments: Any, **named: Any) -> None:
+        lease = next((each for each in (*arguments, *named.values()) if isinstance(each, Lease)), None)
+        before = await self._sight()
+        self.journal.noted.clear()
+        await getattr(self.queue, verb)(*arguments, **named)
+        ops = tuple(op for entry, _ in self.journal.noted for op in entry)
+        is_synced = any(synced for _, synced in self.journal.noted)
+        by = "" if lease is None else _LEASES[type(lease)]
+        after, step = await self._sight(), named.get("step")
+        self.calls.append(Call(verb=verb, step=step, by=by, before=before, after=after, ops=ops, is_synced=is_synced))
+
+    async def _sight(self) -> Sight:
+        saved, stats = self.journal.saved, self.queue.stats()
+        visible = list((await self.queue.kv_list(TRAIN))[TRAIN])
+        held = await self.queue.describe(visible, partition_id=TRAIN) if visible else ()
+        return Sight(
+            state=self._state(is_visible=bool(visible)),
+            num_visible=len(visible),
+            stage_fields=sum(CATALOGUE[each.field].producer == "advantage" for each in held),
+            num_kept=len(saved.rows),
+            num_leases=int(stats["open_leases"]),
+            num_turns=int(stats["turns"]),
+            counters={name.removeprefix("ledger/"): int(value) for name, value in stats.items() if name.startswith("ledger/")},
+        )
+
+    def _state(self, *, is_visible: bool) -> str:
+        saved = self.journal.saved
+        record = next((record for record in saved.records.values() if UID in record.uids), None)
+        if record is not None:
+            return "retired" if record.is_retired else "recorded"
+        if (UID, None) in saved.leases:
+            return "under_way"
+        return "settled" if is_visible else "[*]"
+
+
+# --- living -----------------------------------------------------------------------------------------------------------------------
+
+_GROUP, _STEP = GroupLease(uid=UID), StepLease(step=1)
+
+
+def _session(number: int, attempt: int = 0) -> SessionLease:
+    return SessionLease(uid=UID, session_id=number, attempt=attempt)
+
+
+async def _begin(life: Life) -> None:
+    """One session settled, the other after its first turn."""
+    await life.do("admit", _GROUP, partition_id=TRAIN, cursor=1, tag={"status": "pending", "is_prompt": True})
+    await life.do("kv_put", UID, partition_id=TRAIN, lease=_GROUP, tag={"status": "running"})
+    for number in (0, 1):
+        await life.do("open_lease", _session(number))
+        await life.do("put_turn", _session(number), 0, {"responses": [1, 2]})
+    await life.do("settle_session", _session(0), **_rows(0))
+
+
+def _rows(number: int) -> dict[str, Any]:
+    return {"partition_id": TRAIN, "keys": [KEYS[number]], "fields": {"responses": [[1, 2, 3]]}, "tags": [{"status": "finished"}]}
+
+
+async def _settle(life: Life) -> None:
+    await _begin(life)
+    await life.do("settle_session", _session(1), **_rows(1), group_tag={"status": "finished"})
+
+
+async def _step(life: Life, lease: StepLease = _STEP) -> None:
+    """A step whose stages have written."""
+    await life.do("record", 1, KEYS, partition_id=TRAIN)
+    await life.do("open_lease", lease, keys=KEYS, partition_id=TRAIN)
+    columns = {"advantages": [[0.5, 0.0, 0.5]] * 2, "returns": [[0.5, 0.0, 0.5]] * 2}
+    await life.do("kv_batch_put", KEYS, partition_id=TRAIN, lease=lease, fields=columns)
+
+
+async def _retire(life: Life, lease: StepLease = _STEP) -> None:
+    await life.do("retire", KEYS, partition_id=TRAIN, step=1, lease=lease)
+    await life.do("close_lease", lease)
+
+
+async def trained(life: Life) -> None:
+    """The whole way, with one step that failed and was done again."""
+    await _settle(life)
+    await _step(life)
+    await life.do("revive", KEYS, partition_id=TRAIN, step=1)
+    again = StepLease(step=1, attempt=1)
+    await _step(life, again)
+    await _retire(life, again)
+    await life.do("purge", 1)
+
+
+async def retried(life: Life) -> None:
+    """A session is tried again after one turn, and once more after it has written by itself."""
+    await _begin(life)
+    for attempt in (1, 2):
+        again = _session(1, attempt)
+        await life.do("open_lease", again)
+        await life.do("kv_batch_put", lease=again, **_rows(1))
+    await life.do("close_lease", again)
+
+
+async def failed(life: Life) -> None:
+    """No session could begin."""
+    await life.do("admit", _GROUP, partition_id=TRAIN, cursor=1, tag={"status": "pending", "is_prompt": True})
+    await life.do("settle_group", _GROUP, partition_id=TRAIN, tag={"status": "failure", "failure": "its template"})
+
+
+async def dropped(life: Life) -> None:
+    await _settle(life)
+    await life.do("drop", [UID], partition_id=TRAIN, reason=REASON)
+
+
+async def dropped_early(life: Life) -> None:
+    await _begin(life)
+    await life.do("drop", [UID], partition_id=TRAIN, reason=REASON)
+
+
+async def cleared(life: Life) -> None:
+    await _settle(life)
+    await life.do("kv_clear", [UID], partition_id=TRAIN)
+
+
+async def cleared_early(life: Life) -> None:
+    await _begin(life)
+    await life.do("kv_clear", [UID], partition_id=TRAIN)
+
+
+async def taken_over(life: Life) -> None:
+    """The next start of the run opens the group's lease anew, and closes it without a word."""
+    await _begin(life)
+    later = GroupLease(uid=UID, incarnation=1)
+    await life.do("open_lease", later)
+    await life.do("close_lease", later)
+
+
+async def begun_anew(life: Life) -> None:
+    await _begin(life)
+    await life.do("start_over", step=0, cursor=0)
+
+
+async def settled_anew(life: Life) -> None:
+    await _settle(life)
+    await life.do("start_over", step=0, cursor=0)
+
+
+async def recorded_anew(life: Life) -> None:
+    await _settle(life)
+    await _step(life)
+    await life.do("start_over", step=0, cursor=0)
+
+
+async def retired_anew(life: Life) -> None:
+    await _settle(life)
+    await _step(life)
+    await _retire(life)
+    await life.do("start_over", step=0, cursor=0)
+
+
+async def retired_before(life: Life) -> None:
+    """The checkpoint is of the group's own step: what it taught is in the weights."""
+    await _settle(life)
+    await _step(life)
+    await _retire(life)
+    await life.do("start_over", step=1, cursor=1)
+
+
+LIVES = (
+    trained,
+    retried,
+    failed,
+    dropped,
+    dropped_early,
+    cleared,
+    cleared_early,
+    taken_over,
+    begun_anew,
+    settled_anew,
+    recorded_anew,
+    retired_anew,
+    retired_before,
+)
+
+
+@functools.cache
+def all_calls() -> tuple[Call, ...]:
+    """Those of all lives. Raises ValueError for a verb that none of them calls."""
+
+    async def live() -> list[Call]:
+        lives = [Life() for _ in LIVES]
+        for life, steps in zip(lives, LIVES, strict=True):
+            await steps(life)
+        return [call for life in lives for call in life.calls]
+
+    calls = tuple(asyncio.run(live()))
+    if unseen := set(verbs()) - {call.verb for call in calls} - set(READS):
+        raise ValueError(f"no life in {__name__} calls {sorted(unseen)}; add one that does, or name it in READS")
+    return calls
+
+
+def verbs() -> list[str]:
+    """The public methods of the store, in the order of its page."""
+    return [name for name, value in vars(TransferQueue).items() if inspect.isfunction(value) and not name.startswith("_")]

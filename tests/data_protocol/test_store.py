@@ -1,0 +1,94 @@
+"""The lives from which the diagram, the verbs and the endings are drawn: whole enough to draw from, and true to the store."""
+
+import re
+
+import pytest
+
+from asyncrl.data_protocol import lives, store
+from asyncrl.data_protocol.callers import callers
+from asyncrl.data_protocol.lives import Call, all_calls
+from asyncrl.journal.entries import PutColumn, PutRows, RemoveRows
+
+CALLS = all_calls()
+
+
+def of(verb: str, state: str = "") -> list[Call]:
+    return [call for call in CALLS if call.verb == verb and state in ("", call.before.state)]
+
+
+def test_the_diagram_shows_the_whole_life() -> None:
+    drawn = dict(re.findall(r"(\S+ --> \S+) : (.+)", store.life_diagram()))
+    assert {edge: set(labels.split(", ")) for edge, labels in drawn.items()} == {
+        "[*] --> under_way": {"admit"},
+        "under_way --> under_way": {"put_turn", "settle_session"},
+        "under_way --> settled": {"settle_session", "settle_group", "close_lease"},
+        "settled --> recorded": {"record"},
+        "recorded --> recorded": {"stages", "revive"},
+        "recorded --> retired": {"retire"},
+        "retired --> [*]": {"purge", "start_over"},
+        "under_way --> [*]": {"drop", "kv_clear", "start_over"},
+        "settled --> [*]": {"drop", "kv_clear", "start_over"},
+        "recorded --> [*]": {"start_over"},
+    }
+
+
+def test_no_state_of_the_diagram_is_a_word_of_its_own() -> None:
+    states = {word for line in re.findall(r"(\S+) --> (\S+)", store.life_diagram()) for word in line}
+    assert states == set(lives.STATES)
+
+
+def test_a_verb_that_no_life_calls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lives, "LIVES", lives.LIVES[1:])
+    all_calls.cache_clear()
+    try:
+        with pytest.raises(ValueError, match=r"no life .* calls \['purge', .*'revive'\]"):
+            all_calls()
+    finally:
+        all_calls.cache_clear()
+
+
+@pytest.mark.parametrize("number", range(len(CALLS)))
+def test_admitted_is_dropped_and_purged_and_open(number: int) -> None:
+    after = CALLS[number].after
+    dropped = sum(count for name, count in after.counters.items() if name.startswith("dropped/"))
+    is_open = after.state != "[*]"
+    assert after.counters["admitted"] == dropped + after.counters.get("purged_groups", 0) + is_open
+
+
+def test_what_goes_for_good_leaves_nothing() -> None:
+    for call in [*of("drop"), *of("kv_clear"), *of("purge"), *of("start_over")]:
+        after = call.after
+        assert (after.num_visible, after.num_kept, after.num_leases, after.num_turns) == (0, 0, 0, 0), call
+
+
+def test_retired_rows_are_hidden_and_kept_and_revived_ones_neither() -> None:
+    (retired, *_), (revived,) = of("retire"), of("revive")
+    assert (retired.before.num_visible, retired.after.num_visible, retired.after.num_kept) == (3, 0, 3)
+    assert (revived.after.num_visible, revived.before.stage_fields, revived.after.stage_fields) == (3, 2, 0)
+    assert revived.after.state == "recorded"
+
+
+def test_what_stages_write_is_in_no_transaction() -> None:
+    by_steps = [call for call in CALLS if call.by == "step" and call.verb == "kv_batch_put"]
+    assert by_steps
+    assert [call for call in by_steps if call.ops] == []
+    assert [
+        call for call in CALLS if call.verb == "settle_session" and not {PutRows, PutColumn} <= {type(op) for op in call.ops}
+    ] == []
+
+
+def test_only_what_a_step_rests_on_waits_for_the_disk() -> None:
+    assert {call.verb for call in CALLS if call.is_synced} == {"record", "start_over"}
+
+
+def test_a_higher_attempt_takes_the_rows_of_the_lower_along() -> None:
+    again = [call for call in of("open_lease") if any(isinstance(op, RemoveRows) for op in call.ops)]
+    assert [(call.before.num_visible, call.after.num_visible) for call in again] == [(3, 2)]
+
+
+def test_the_callers_are_found() -> None:
+    found = callers()
+    assert found["admit"] == ["agents/runner.py"]
+    assert found["record"] == ["replay/buffer.py"]
+    assert found["retire"] == ["asyncrl/trainer.py"]
+    assert [path for files in found.values() for path in files if "transfer_queue" in path or "data_protocol" in path] == []
