@@ -169,8 +169,8 @@ async def test_an_older_lease_of_a_step_gives_way_to_a_higher_incarnation(queue:
     assert queue.stats()["open_leases"] == 1
 
 
-async def test_leaving_the_store_closes_all_leases(queue: TransferQueue) -> None:
-    async with queue:
+async def test_leaving_the_store_closes_all_leases() -> None:
+    async with TransferQueue() as queue:
         await queue.open_lease(GROUP)
         await queue.open_lease(STEP)
     with pytest.raises(StaleLeaseError):

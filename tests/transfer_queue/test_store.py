@@ -1,5 +1,6 @@
 """The verbs: exact gets, whole puts, merged tags, errors that name the key, and the three endings."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import StrEnum
 from typing import Any
@@ -180,27 +181,23 @@ async def test_a_dtype_may_change_once_no_row_holds_the_field(queue: TransferQue
     await queue.kv_put("a_1_0", partition_id="train", lease=lease, fields={"responses": torch.zeros(2)})
 
 
-async def test_no_verb_suspends(queue: TransferQueue) -> None:
-    """Nothing can come between a verb's check and its act, nor cancel it halfway."""
+async def test_a_put_of_one_row_holds_it_when_the_call_has_begun(queue: TransferQueue, open_session: OpenSession) -> None:
+    """Nothing can come between a verb's check and its act, nor cancel it halfway: what may be waited for is the journal."""
+    lease = await open_session()
+    put = queue.kv_put("a_0_0", partition_id="train", lease=lease, fields={"responses": [1]}, tag={"n": 1})
+    writing = asyncio.create_task(put)
+    assert await queue.kv_list() == {}
+    await asyncio.sleep(0)
+    assert await queue.kv_list() == {"train": {"a_0_0": {"n": 1}}}
+    await writing
 
-    def at_once(verb: Coroutine[Any, Any, Any]) -> Any:
-        with pytest.raises(StopIteration) as stop:
-            verb.send(None)
-        return stop.value.value
 
-    group, lease, step = GroupLease(uid="a"), SessionLease(uid="a", session_id=0), StepLease(step=1)
-    for opened in (group, lease, step):
-        at_once(queue.open_lease(opened))
-    at_once(put_rows(queue, lease))
-    at_once(queue.kv_put("a_0_0", partition_id="train", lease=step, fields={"advantages": []}))
-    assert at_once(queue.kv_batch_get(["a_0_1"], partition_id="train", fields=["responses"])).batch_size == (1,)
-    assert at_once(queue.kv_list("train"))["train"]
-    at_once(queue.revive(["a_0_0"], partition_id="train", step=1))
-    at_once(queue.kv_clear(["a_0_0"], partition_id="train"))
-    step = StepLease(step=1, attempt=1)
-    at_once(queue.open_lease(step))
-    at_once(queue.retire(["a_0_1"], partition_id="train", step=1, lease=step))
-    at_once(queue.close_lease(step))
+async def test_without_a_journal_no_verb_suspends(
+    any_verb: Callable[[TransferQueue], Coroutine[Any, Any, None]], furnish_queue: Callable[[TransferQueue], Awaitable[None]]
+) -> None:
+    await furnish_queue(queue := TransferQueue())
+    with pytest.raises(StopIteration):
+        any_verb(queue).send(None)
 
 
 # --- endings

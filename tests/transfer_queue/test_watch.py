@@ -125,15 +125,16 @@ async def test_a_cancelled_wait_loses_nothing(queue: TransferQueue, open_session
     await anext(watch)
     waiting = asyncio.create_task(watch.__anext__())
     await asyncio.sleep(0)
-    await tag(queue, "a_0_0", lease, 1)  # wakes the waiter, which is cancelled before it runs
-    waiting.cancel()
+    putting = asyncio.create_task(tag(queue, "a_0_0", lease, 1))
+    asyncio.get_running_loop().call_soon(waiting.cancel)  # the put has woken the waiter, which is cancelled before it runs
+    await putting
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert await anext(watch) == {"a_0_0": {"n": 1}}
 
 
-async def test_leaving_the_store_ends_a_watch_after_its_last_changes(queue: TransferQueue) -> None:
-    async with queue:
+async def test_leaving_the_store_ends_a_watch_after_its_last_changes() -> None:
+    async with TransferQueue() as queue:
         watch = queue.kv_watch("train")
         await anext(watch)
         await queue.open_lease(GroupLease(uid="a"))
