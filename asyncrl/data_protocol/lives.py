@@ -140,7 +140,7 @@ def _session(number: int, attempt: int = 0) -> SessionLease:
     return SessionLease(uid=UID, session_id=number, attempt=attempt)
 
 
-async def _begin(life: Life) -> None:
+async def begin(life: Life) -> None:
     """One session settled, the other after its first turn."""
     await life.do("admit", _GROUP, partition_id=TRAIN, cursor=1, tag={"status": "pending", "is_prompt": True})
     await life.do("kv_put", UID, partition_id=TRAIN, lease=_GROUP, tag={"status": "running"})
@@ -154,12 +154,12 @@ def _rows(number: int) -> dict[str, Any]:
     return {"partition_id": TRAIN, "keys": [KEYS[number]], "fields": {"responses": [[1, 2, 3]]}, "tags": [{"status": "finished"}]}
 
 
-async def _settle(life: Life) -> None:
-    await _begin(life)
+async def settle(life: Life) -> None:
+    await begin(life)
     await life.do("settle_session", _session(1), **_rows(1), group_tag={"status": "finished"})
 
 
-async def _step(life: Life, lease: StepLease = _STEP) -> None:
+async def take_step(life: Life, lease: StepLease = _STEP) -> None:
     """A step whose stages have written."""
     await life.do("record", 1, KEYS, partition_id=TRAIN)
     await life.do("open_lease", lease, keys=KEYS, partition_id=TRAIN)
@@ -167,25 +167,25 @@ async def _step(life: Life, lease: StepLease = _STEP) -> None:
     await life.do("kv_batch_put", KEYS, partition_id=TRAIN, lease=lease, fields=columns)
 
 
-async def _retire(life: Life, lease: StepLease = _STEP) -> None:
+async def retire(life: Life, lease: StepLease = _STEP) -> None:
     await life.do("retire", KEYS, partition_id=TRAIN, step=1, lease=lease)
     await life.do("close_lease", lease)
 
 
 async def trained(life: Life) -> None:
     """The whole way, with one step that failed and was done again."""
-    await _settle(life)
-    await _step(life)
+    await settle(life)
+    await take_step(life)
     await life.do("revive", KEYS, partition_id=TRAIN, step=1)
     again = StepLease(step=1, attempt=1)
-    await _step(life, again)
-    await _retire(life, again)
+    await take_step(life, again)
+    await retire(life, again)
     await life.do("purge", 1)
 
 
 async def retried(life: Life) -> None:
     """A session is tried again after one turn, and once more after it has written by itself."""
-    await _begin(life)
+    await begin(life)
     for attempt in (1, 2):
         again = _session(1, attempt)
         await life.do("open_lease", again)
@@ -200,61 +200,61 @@ async def failed(life: Life) -> None:
 
 
 async def dropped(life: Life) -> None:
-    await _settle(life)
+    await settle(life)
     await life.do("drop", [UID], partition_id=TRAIN, reason=REASON)
 
 
 async def dropped_early(life: Life) -> None:
-    await _begin(life)
+    await begin(life)
     await life.do("drop", [UID], partition_id=TRAIN, reason=REASON)
 
 
 async def cleared(life: Life) -> None:
-    await _settle(life)
+    await settle(life)
     await life.do("kv_clear", [UID], partition_id=TRAIN)
 
 
 async def cleared_early(life: Life) -> None:
-    await _begin(life)
+    await begin(life)
     await life.do("kv_clear", [UID], partition_id=TRAIN)
 
 
 async def taken_over(life: Life) -> None:
     """The next start of the run opens the group's lease anew, and closes it without a word."""
-    await _begin(life)
+    await begin(life)
     later = GroupLease(uid=UID, incarnation=1)
     await life.do("open_lease", later)
     await life.do("close_lease", later)
 
 
 async def begun_anew(life: Life) -> None:
-    await _begin(life)
+    await begin(life)
     await life.do("start_over", step=0, cursor=0)
 
 
 async def settled_anew(life: Life) -> None:
-    await _settle(life)
+    await settle(life)
     await life.do("start_over", step=0, cursor=0)
 
 
 async def recorded_anew(life: Life) -> None:
-    await _settle(life)
-    await _step(life)
+    await settle(life)
+    await take_step(life)
     await life.do("start_over", step=0, cursor=0)
 
 
 async def retired_anew(life: Life) -> None:
-    await _settle(life)
-    await _step(life)
-    await _retire(life)
+    await settle(life)
+    await take_step(life)
+    await retire(life)
     await life.do("start_over", step=0, cursor=0)
 
 
 async def retired_before(life: Life) -> None:
     """The checkpoint is of the group's own step: what it taught is in the weights."""
-    await _settle(life)
-    await _step(life)
-    await _retire(life)
+    await settle(life)
+    await take_step(life)
+    await retire(life)
     await life.do("start_over", step=1, cursor=1)
 
 
