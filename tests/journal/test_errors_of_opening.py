@@ -182,6 +182,16 @@ def test_a_changed_value_is_named(written: Path) -> None:
     journal.close()
 
 
+def test_a_page_that_lost_values_is_noticed_at_opening(written: Path) -> None:
+    """One count in one page, and half of its values would be gone without a word."""
+    content = bytearray(written.read_bytes())
+    page = content.index(bytes([42]) * 999) // 32768 * 32768
+    assert content[page] == 0x0D, "a leaf of a table"
+    content[page + 3 : page + 5] = (int.from_bytes(content[page + 3 : page + 5]) // 2).to_bytes(2)
+    written.write_bytes(content)
+    assert "is damaged: " in refusal(written, JournalDamagedError)
+
+
 CHANGES = {
     "a value moved": "UPDATE cell SET id = id + 1000000 WHERE id >> 12 = 99",
     "a value exchanged": "UPDATE cell SET data = (SELECT data FROM cell WHERE id >> 12 = 4) WHERE id >> 12 = 5",

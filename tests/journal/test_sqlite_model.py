@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.journal import opening
+from asyncrl.journal import opening, reading
 from asyncrl.journal.entries import Entry, Saved
 from asyncrl.journal.model import MemoryJournal
 from asyncrl.journal.sqlite import open_journal
@@ -122,8 +122,10 @@ def test_a_log_cut_or_changed_anywhere_leaves_whole_entries_up_to_some_point(
         cuts = st.one_of(st.integers(0, whole), st.integers(0, whole // FRAME).map(lambda n: min(whole, HEADER + n * FRAME)))
         for _ in range(4):
             cut, flipped = data.draw(cuts), data.draw(st.none() | st.integers(0, whole))
-            journal = open_journal(disk.crash(cut, flipped))
-            found = journal.load()
+            image = disk.crash(cut, flipped)
+            found = reading.load(image)
+            journal = open_journal(image)
+            assert journal.load() == found
             journal.close()
             states = [meant(entries[:count], incarnation=0) for count in range(len(entries) + 1)]
             assert found in states

@@ -24,7 +24,7 @@ from asyncrl.journal.entries import (
     RowEntry,
     StepRecord,
 )
-from asyncrl.journal.sqlite import SqliteJournal
+from asyncrl.journal.sqlite import SqliteJournal, open_journal
 from asyncrl.journal.summary import FieldSummary, summarize
 
 OpenJournal = Callable[..., SqliteJournal]
@@ -113,18 +113,19 @@ def test_the_command_prints_a_table_or_json(
 
 
 def test_a_folder_without_a_journal_is_one_line_that_says_what_is_there(
-    tmp_path: Path, open_one: OpenJournal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    open_one()
-    other = tmp_path / "other"
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    mine.mkdir()
     other.mkdir()
+    open_journal(mine / "journal.db").close()
     (other / "metrics.jsonl").touch()
     code, out, err = run(monkeypatch, capsys, str(other))
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {other} has no journal.db")
     assert err.endswith("there is: metrics.jsonl\n")
-    with pytest.raises(JournalError, match=rf"no is not a folder; with a journal in .*: .*{tmp_path.name}"):
-        summarize(tmp_path.parent / "no")
+    with pytest.raises(JournalError, match=r"no is not a folder; with a journal in .*: mine$"):
+        summarize(tmp_path / "no")
 
 
 def test_a_file_that_is_no_journal_is_one_line(

@@ -61,10 +61,12 @@ async def wait_for(journal: SqliteJournal, entry: object) -> None:
     await journal.append(entry)  # type: ignore[arg-type]
 
 
-async def test_close_writes_what_is_queued(open_one: OpenJournal, make: SimpleNamespace) -> None:
+async def test_close_writes_what_is_queued(open_one: OpenJournal, make: SimpleNamespace, path: Path) -> None:
     journal = open_one()
     futures = [journal.append(make.whole(number)) for number in range(1, 200)]
     await asyncio.to_thread(journal.close)
+    assert journal.stats()["journal_waiting"] == 0
+    assert sorted(file.name for file in path.parent.iterdir()) == ["journal.db", "journal.lock"]
     await asyncio.gather(*futures)
     journal.close()
     with pytest.raises(JournalWriteError, match="closed"):
