@@ -1,6 +1,8 @@
 """Values go in and come out unchanged, as copies, and no row keeps another's memory."""
 
+import warnings
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +20,9 @@ from asyncrl.transfer_queue.columns import Block, ColumnValues, Gatherer, compac
 
 OpenSession = Callable[..., Awaitable[SessionLease]]
 
-DTYPES = sorted(
-    {value for value in vars(torch).values() if isinstance(value, torch.dtype) and not str(value).startswith("torch.q")}, key=str
-)
+ALL_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+QUANTIZED = [dtype for dtype in ALL_DTYPES if str(dtype).startswith(("torch.qint", "torch.quint"))]
+DTYPES = [dtype for dtype in ALL_DTYPES if dtype not in QUANTIZED]
 
 
 def bits(tensor: torch.Tensor) -> list[int]:
@@ -34,24 +36,93 @@ def some(dtype: torch.dtype, count: int) -> torch.Tensor:
     return (raw % 2 if dtype is torch.bool else raw).view(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_this_torch_has_is_what_the_tests_below_cover() -> None:
+    """A torch without one of these would make them say less than they seem to."""
+    expected = {
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.chalf, torch.cfloat, torch.cdouble),
+        *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
+    }
+    assert expected <= set(DTYPES)
+
+
 @pytest.mark.parametrize("is_stacked", [False, True], ids=["ragged", "stacked"])
-async def test_every_dtype_round_trips(
-    dtype: torch.dtype, is_stacked: bool, queue: TransferQueue, open_session: OpenSession
+async def test_every_dtype_round_trips(is_stacked: bool, house: Any, open_session: OpenSession) -> None:
+    """Through the journal too, where there is one; zero-length rows among them."""
+    lease, keys = await open_session(), ["a_0_0", "a_0_1", "a_0_2"]
+    columns = {str(dtype): [some(dtype, length) for length in ((1, 1, 1) if is_stacked else (0, 1, 5))] for dtype in DTYPES}
+    if is_stacked:
+        columns = {name: [row[0] for row in rows] for name, rows in columns.items()}
+    await house.queue.kv_batch_put(keys, partition_id="train", lease=lease, fields=columns)
+    for _ in range(2):
+        got = await house.queue.kv_batch_get(keys, partition_id="train", fields=list(columns))
+        for dtype in DTYPES:
+            column, values = got.get(str(dtype)), columns[str(dtype)]
+            assert column.dtype is dtype
+            assert (column.shape == (3,)) if is_stacked else (lengths_of(column).tolist() == [0, 1, 5])
+            assert bits(column if is_stacked else column.values()) == [bit for value in values for bit in bits(value)], dtype
+        if house.is_durable:
+            await house.reopen()
+
+
+async def test_every_dtype_round_trips_in_a_turn(house: Any, open_session: OpenSession) -> None:
+    values = {str(dtype): some(dtype, 3) for dtype in DTYPES}
+    await house.queue.put_turn(await open_session(), 0, {**values, "none": torch.zeros(0)})
+    if house.is_durable:
+        await house.reopen()
+    (turn,) = await house.queue.kv_turns("a", 0)
+    for dtype in DTYPES:
+        assert turn[str(dtype)].dtype is dtype
+        assert bits(turn[str(dtype)].values()) == bits(values[str(dtype)]), dtype
+    assert lengths_of(turn["none"]).tolist() == [0]
+
+
+with warnings.catch_warnings(action="ignore"):  # torch will have none of them one day
+    QUANTIZED_ROW = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
+NO_VALUES: dict[str, tuple[Any, str]] = {
+    "quantized row": ([QUANTIZED_ROW], "torch.quint8 has a scale beside its values"),
+    "quantized batch": (QUANTIZED_ROW.view(1, 3), "torch.quint8 has a scale beside its values"),
+    "sparse row": ([torch.ones(3).to_sparse()], ""),
+    "sparse batch": (torch.ones(1, 3).to_sparse(), ""),
+    "no data": ([torch.ones(3, device="meta")], "no data"),
+    "jagged row": ([ragged([torch.ones(3)])], ""),
+    "text": ("a", "a str is one value; give one a key"),
+    "bytes": (b"a", "a bytes is one value"),
+    "dict": ({"a": 1}, "a dict is one value"),
+    "nothing": (None, "a NoneType is one value"),
+    "number": (3, "a int is one value"),
+    "tensor of no axis": (torch.tensor(1.0), "a Tensor is one value"),
+    "array of no axis": (np.array(1.0), "a ndarray is one value"),
+    "dates": (np.array(["2026-01-01"], dtype="datetime64[D]"), "date is not a JSON value"),
+}
+
+
+@pytest.mark.parametrize("name", NO_VALUES)
+async def test_what_is_no_plain_column_is_refused_by_field_and_key(
+    name: str, queue: TransferQueue, open_session: OpenSession
 ) -> None:
     lease = await open_session()
-    rows = [some(dtype, 3) for _ in range(3)] if is_stacked else [some(dtype, length) for length in (0, 1, 5)]
-    values = [row[0] for row in rows] if is_stacked else rows
-    keys = ["a_0_0", "a_0_1", "a_0_2"]
-    await queue.kv_batch_put(keys, partition_id="train", lease=lease, fields={"x": values})
-    column = (await queue.kv_batch_get(keys, partition_id="train", fields=["x"])).get("x")
-    assert column.dtype is dtype
-    if is_stacked:
-        assert column.shape == (3,)
-        assert bits(column) == [bit for value in values for bit in bits(value)]
-    else:
-        assert lengths_of(column).tolist() == [0, 1, 5]
-        assert bits(column.values()) == [bit for value in values for bit in bits(value)]
+    values, text = NO_VALUES[name]
+    with pytest.raises(FieldError, match=f"field 'x' of key 'a_0_0' cannot be stored: .*{text}"):
+        await queue.kv_batch_put(["a_0_0"], partition_id="train", lease=lease, fields={"x": values})
+    assert queue.stats()["keys"] == 0
+
+
+ARRAYS: dict[str, np.ndarray] = {
+    "texts": np.array(["a", "bc"]),
+    "objects": np.array([{"a": 1}, [2]], dtype=object),
+    "other byte order": np.array([1.5, -2.0], dtype=">f4"),
+    "backwards": np.arange(4)[::-2],
+    "unsigned": np.array([1, 65535], dtype=np.uint16),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+async def test_an_array_comes_back_as_what_it_says(name: str, queue: TransferQueue, open_session: OpenSession) -> None:
+    lease, array = await open_session(), ARRAYS[name]
+    await queue.kv_batch_put(["a_0_0", "a_0_1"], partition_id="train", lease=lease, fields={"x": array})
+    got = (await queue.kv_batch_get(["a_0_0", "a_0_1"], partition_id="train", fields=["x"])).get("x")
+    assert got.tolist() == array.tolist()
 
 
 VIEWS = {

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import torch
@@ -148,3 +149,78 @@ async def test_dense_stays_dense(queue: TransferQueue, open_session: OpenSession
     await queue.kv_batch_put(["a_0_0", "a_0_1"], partition_id="train", lease=lease, fields={"x": torch.arange(6).view(2, 3)})
     got = await queue.kv_batch_get(["a_0_1", "a_0_0"], partition_id="train", fields=["x"])
     assert got["x"].tolist() == [[3, 4, 5], [0, 1, 2]]
+
+
+async def test_only_unknown_fields_is_no_empty_answer(queue: TransferQueue, open_session: OpenSession) -> None:
+    await put(queue, "a_0_0", await open_session())
+    with pytest.raises(MissingColumnError, match=r"key 'a_0_0'.*'nonsense'"):
+        await queue.kv_batch_get(["a_0_0"], partition_id="train", fields=["nonsense"])
+
+
+async def test_float8_and_uint16_survive_the_process(house: Any, open_session: OpenSession) -> None:
+    """There, a checkpoint with them could be written and not be read."""
+    lease = await open_session()
+    fields = {"x": torch.ones(3).to(torch.float8_e4m3fn), "y": torch.tensor([65535], dtype=torch.uint16)}
+    await house.queue.kv_put("a_0_0", partition_id="train", lease=lease, fields=fields)
+    if house.is_durable:
+        await house.reopen()
+    got = await house.queue.kv_batch_get(["a_0_0"], partition_id="train", fields=["x", "y"])
+    assert (got["x"].dtype, got["y"].dtype) == (torch.float8_e4m3fn, torch.uint16)
+    assert got["y"].values().tolist() == [65535]
+
+
+async def test_a_kept_row_of_a_dense_batch_is_kept_alone(house: Any, open_session: OpenSession) -> None:
+    """There, the checkpoint of one row of a batch held the bytes of all."""
+    keys = [f"a_0_{index}" for index in range(64)]
+    await house.queue.kv_batch_put(keys, partition_id="train", lease=await open_session(), fields={"x": torch.zeros(64, 500)})
+    await house.queue.kv_clear(keys[1:], partition_id="train")
+    if house.is_durable:
+        await house.reopen()
+    assert house.queue.stats()["bytes"] == 500 * 4
+
+
+async def test_a_number_of_a_cleared_row_is_not_given_again(house: Any, open_session: OpenSession) -> None:
+    """There, a record of a batch could come to name other rows."""
+    lease = await open_session()
+    numbers = []
+    for index in range(6):
+        await put(house.queue, f"a_0_{index}", lease)
+        numbers += [row.row_id for row in house.queue._state.partitions["train"].rows.values()]
+        if index % 2:
+            await house.queue.kv_clear([f"a_0_{index}"], partition_id="train")
+            lease = SessionLease(uid="a", session_id=0, attempt=index)  # of the next attempt, as the clear has shut the door
+            await house.queue.open_lease(lease)
+        if house.is_durable:
+            await house.reopen()
+    assert len(set(numbers)) == 6
+
+
+async def test_one_partition_does_not_grow_with_another(queue: TransferQueue, open_session: OpenSession) -> None:
+    lease = await open_session()
+    await queue.kv_batch_put([f"a_0_{i}" for i in range(32)], partition_id="train", lease=lease, tags=[{"n": i} for i in range(32)])
+    await queue.kv_put("a_0_0", partition_id="val", lease=lease, fields={"x": torch.ones(4, dtype=torch.int64)})
+    assert [len(tags) for tags in (await queue.kv_list()).values()] == [32, 1]
+    await queue.kv_put("a_0_0", partition_id="train", lease=lease, fields={"x": torch.ones(4)})  # a dtype is a partition's own
+
+
+async def test_who_waits_for_data_keeps_nobody_waiting(queue: TransferQueue, open_session: OpenSession) -> None:
+    """There, a consumer short of data put the only request thread to sleep, and the producers with it."""
+    watch = queue.kv_watch("train")
+    await anext(watch)
+    waiting = asyncio.create_task(watch.__anext__())
+    await asyncio.sleep(0)
+    assert await queue.kv_list() == {}
+    await put(queue, "a_0_0", await open_session())
+    assert await waiting == {"a_0_0": {"n": 1}}
+
+
+async def test_a_gradient_and_a_device_are_the_callers_own(queue: TransferQueue, open_session: OpenSession) -> None:
+    weights = torch.ones(2, requires_grad=True)
+    await queue.kv_put("a_0_0", partition_id="train", lease=await open_session(), fields={"x": weights * 2})
+    got = (await queue.kv_batch_get(["a_0_0"], partition_id="train", fields=["x"]))["x"]
+    assert (got.requires_grad, got.device.type, got.values().tolist()) == (False, "cpu", [2.0, 2.0])
+
+
+async def test_clearing_what_is_not_there_is_fine(queue: TransferQueue) -> None:
+    await queue.kv_clear(["a", "a_0_0"], partition_id="train")
+    assert queue.stats()["cleared"] == 0
