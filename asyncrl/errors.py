@@ -190,8 +190,9 @@ class TagValueError(StoreError, TypeError):
 
 
 class RecordError(StoreError, ValueError):
-    """A step's record used against the order of the steps: with other keys, with a group that is not whole or has not settled, retired
-    in part, purged before it was retired, or one of its rows cleared. Or a session's turn that does not follow the one before.
+    """A step's record used against the order of the steps: with other keys, with a group that is not whole or has not settled,
+    retired in part, purged before it was retired, or one of its rows cleared. Or a session's turn that does not follow the one
+    before.
 
     To do: this is a mistake of the caller: take the steps in order, each with the keys that it was recorded with.
     """
