@@ -12,6 +12,8 @@ Invariants:
 4. A row number that was ever in use is below `next_row_id` in `meta`, or still in `row`.
 """
 
+import itertools
+import operator
 import sqlite3
 import zlib
 from array import array
@@ -86,6 +88,8 @@ def seal_of(*values: object) -> int:
 def seal_of_cell(cell_id: int, header: int, data: bytes | memoryview) -> int:
     """As `seal_of`, without a copy of the data: the ids are where the CRC starts."""
     seal = (cell_id * 31 + header) & 0xFFFFFFFF
+    if len(data) <= _CRC_BYTES:
+        return zlib.crc32(data, seal)
     for start in range(0, len(data), _CRC_BYTES):
         seal = zlib.crc32(data[start : start + _CRC_BYTES], seal)
     return seal
@@ -192,17 +196,18 @@ class Tables:
         self._next_row_id = max(self._next_row_id, 1 + max(row.row_id for row in rows))
 
     def _put_cells(self, columns: Sequence[PutColumn]) -> int:
-        cells: dict[int, tuple[int, int, int, bytes | memoryview]] = {}
+        cells: list[tuple[int, int, int, bytes | memoryview]] = []
         for column in columns:
-            name, header = self._name_id(column.field), self._header_id(column.header)
+            name, header, values = self._name_id(column.field), self._header_id(column.header), column.values
             start = column.bounds[0]
             for row_id, stop in zip(column.row_ids, column.bounds[1:], strict=True):
                 cell_id = row_id << NAME_BITS | name
                 # An empty view may have no address, and SQLite would take it for NULL.
-                data = column.values[start:stop] if stop > start else b""
-                cells[cell_id] = cell_id, header, seal_of_cell(cell_id, header, data), data
+                data = values[start:stop] if stop > start else b""
+                cells.append((cell_id, header, seal_of_cell(cell_id, header, data), data))
                 start = stop
-        self._insert("cell", [cells[cell_id] for cell_id in sorted(cells)])
+        cells.sort(key=operator.itemgetter(0))  # of two for one id the later one stays behind, and wins
+        self._insert("cell", cells)
         return sum(column.bounds[-1] - column.bounds[0] for column in columns)
 
     def _insert(self, table: str, lines: Sequence[Sequence[object]]) -> None:
@@ -212,7 +217,7 @@ class Tables:
         for count in (64, 8, 1):
             statement = _insertion(table, width, count)
             while len(lines) - position >= count:
-                values = [value for line in lines[position : position + count] for value in line]
+                values = [*itertools.chain.from_iterable(lines[position : position + count])]
                 self._connection.execute(statement, values)
                 position += count
 

@@ -26,7 +26,7 @@ from asyncrl.journal.tables import Tables
 if TYPE_CHECKING:
     import asyncio
 
-CHECKPOINT_BYTES = 16 << 20
+CHECKPOINT_BYTES = 8 << 20
 """Bytes in the log from which on it is moved into the file when there is time; at four times as many it is, time or not. A log that
 is written over costs half of one that grows."""
 IDLE_S = 0.005

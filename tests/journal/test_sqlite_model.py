@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.journal import opening, reading
+from asyncrl.journal import opening, reading, tables
 from asyncrl.journal.entries import Entry, Saved
 from asyncrl.journal.model import MemoryJournal
 from asyncrl.journal.sqlite import open_journal
@@ -76,15 +77,15 @@ class Disk:
         """Size of the log after each entry. The files stay as a killed process leaves them, in folder `crashed`."""
         log = opening.side_file(self.path, "-wal")
         sizes = []
-        with self._writing() as (connection, tables):
+        with self._writing() as (connection, writer):
             for entry in entries:
                 connection.execute("BEGIN")
-                tables.apply([entry])
+                writer.apply([entry])
                 connection.execute("COMMIT")
                 sizes.append(log.stat().st_size)
                 if data.draw(st.booleans()):
                     connection.execute("BEGIN")
-                    tables.forget(8)
+                    writer.forget(5)
                     connection.execute("COMMIT")
             for file in (self.path, log):
                 if file.exists():
@@ -115,7 +116,8 @@ def test_a_log_cut_or_changed_anywhere_leaves_whole_entries_up_to_some_point(
 ) -> None:
     history = make_history(data)
     entries = [history.entry() for _ in range(data.draw(st.integers(1, 6)))]
-    with journal_path() as path:
+    with journal_path() as path, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "CHUNK_ROWS", 5)  # so that many a removal is half done
         disk = Disk(path)
         sizes = disk.write(entries, data)
         whole = sizes[-1]
