@@ -61,13 +61,15 @@ class Ledger:
     def check_record(self, step: int, keys: Sequence[str]) -> None:
         """Raises RecordError unless `step` may train on `keys`."""
         held = self.records.get(step)
-        if held is not None and held.keys != tuple(keys):
-            raise RecordError(f"step {step} is recorded with {len(held.keys)} keys, first {held.keys[0]!r}; they cannot be others")
+        if held is not None:
+            if held.keys != tuple(keys):
+                raise RecordError(f"step {step} is recorded with {len(held.keys)} keys, first {held.keys[0]!r}; they stay")
+            return
         last = max(self.records, default=self.counters["purged_step"])
-        if held is None and step <= last:
+        if step <= last:
             raise RecordError(f"step {step} cannot be recorded after step {last}")
         for key in keys:
-            if self._step_of.get(key, step) != step:
+            if key in self._step_of:
                 raise RecordError(f"key {key!r} cannot be recorded for step {step}: step {self._step_of[key]} trains on it")
 
     def step_of(self, key: str) -> int | None:
