@@ -195,7 +195,7 @@ def test_a_page_that_lost_values_is_noticed_at_opening(written: Path) -> None:
 CHANGES = {
     "a value moved": "UPDATE cell SET id = id + 1000000 WHERE id >> 12 = 99",
     "a value exchanged": "UPDATE cell SET data = (SELECT data FROM cell WHERE id >> 12 = 4) WHERE id >> 12 = 5",
-    "a value in another's place": "UPDATE cell SET (seal, data) = (SELECT seal, data FROM cell WHERE id >> 12 = 4) WHERE id >> 12 = 5",
+    "a whole value elsewhere": "UPDATE cell SET (seal, data) = (SELECT seal, data FROM cell WHERE id >> 12 = 4) WHERE id >> 12 = 6",
     "a value as text": "UPDATE cell SET data = 'x' WHERE id >> 12 = 5",
     "a value's header": "UPDATE cell SET header = 7 WHERE id >> 12 = 5",
     "a row lost": "DELETE FROM row WHERE id = 5",
