@@ -157,7 +157,8 @@ def open_session(queue: TransferQueue) -> OpenSession:
 class HandJournal:
     """Acknowledges at the next turn of the loop, or with `is_by_hand` when told to. `fails_at`: so many entries it keeps."""
 
-    def __init__(self, *, fails_at: int | None = None, is_by_hand: bool = False) -> None:
+    def __init__(self, *, saved: Saved | None = None, fails_at: int | None = None, is_by_hand: bool = False) -> None:
+        self._saved = saved or Saved()
         self.entries: list[list[Op]] = []
         self.synced: list[int] = []
         self.waiting: list[asyncio.Future[None]] = []
@@ -166,7 +167,14 @@ class HandJournal:
         self._is_by_hand = is_by_hand
 
     def load(self) -> Saved:
-        return Saved()
+        return self.first(len(self.entries))
+
+    def first(self, count: int) -> Saved:
+        """What was there before, and the first entries since."""
+        saved = copy.deepcopy(self._saved)
+        for entry in self.entries[:count]:
+            saved.apply(entry)
+        return MemoryJournal(saved=saved).load()
 
     def append(self, entry: Entry, *, synced: bool = False) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
@@ -201,11 +209,7 @@ class HandJournal:
 
     def next_queue(self, count: int | None = None) -> TransferQueue:
         """The store that the next process opens, of all entries or the first `count`."""
-        saved = Saved()
-        for entry in self.entries[:count]:
-            saved.apply(entry)
-        journal = MemoryJournal(saved=copy.deepcopy(saved))
-        return TransferQueue(journal, journal.load())
+        return TransferQueue(HandJournal(), self.load() if count is None else self.first(count))
 
     def stats(self) -> dict[str, float]:
         return {}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from asyncrl.errors import DeadlineError, JournalWriteError, StaleLeaseError, StoreError
-from asyncrl.keys import GroupLease, SessionLease
+from asyncrl.keys import GroupLease, SessionLease, StepLease
 from asyncrl.transfer_queue import TransferQueue
 
 Look = Callable[..., dict[str, Any]]
@@ -152,17 +152,17 @@ async def test_everybody_who_waits_is_told_of_a_failure(hand_journal: MakeJourna
 
 
 async def test_a_journal_that_never_answers_is_named_by_its_deadline(
-    verb: Verb, hand_journal: MakeJournal, furnish_queue: Furnish, look: Look
+    verb: Verb, journal: Any, journaled: TransferQueue, hand_journal: MakeJournal, look: Look
 ) -> None:
-    journal = hand_journal()
-    await furnish_queue(queue := TransferQueue(journal))
+    silent = hand_journal(saved=journal.load(), is_by_hand=True)
+    queue = TransferQueue(silent, silent.load(), commit_timeout_s=0.005)
+    await queue.open_lease(StepLease(step=2))
     before = look(queue, is_durable=True)
-    journal._is_by_hand, queue._commit_timeout_s = True, 0.001
-    with pytest.raises(DeadlineError, match=r"the journal did not acknowledge within store.commit_timeout_s = 0.001 s"):
+    with pytest.raises(DeadlineError, match=r"the journal did not acknowledge within store.commit_timeout_s = 0.005 s"):
         await verb(queue)
     assert look(queue, is_durable=True) != before, "who gives up waiting takes nothing back"
-    assert look(journal.next_queue(), is_durable=True) == look(queue, is_durable=True)
-    journal.acknowledge()
+    assert look(silent.next_queue(), is_durable=True) == look(queue, is_durable=True)
+    silent.acknowledge()
 
 
 async def test_a_verb_returns_when_it_is_acknowledged_and_not_before(
