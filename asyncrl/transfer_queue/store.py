@@ -32,11 +32,11 @@ from asyncrl.protocol.batch_meta import Tag
 from asyncrl.transfer_queue import endings, puts
 from asyncrl.transfer_queue.checks import listed
 from asyncrl.transfer_queue.columns import Fields, Gatherer
+from asyncrl.transfer_queue.commit_deadline import CommitDeadline
 from asyncrl.transfer_queue.describe import describe
 from asyncrl.transfer_queue.puts import Put, one_row
 from asyncrl.transfer_queue.state import State
 from asyncrl.transfer_queue.watch import Watch
-from asyncrl.waiting import within
 
 
 class TransferQueue:
@@ -48,7 +48,7 @@ class TransferQueue:
     def __init__(self, journal: Journal | None = None, saved: Saved | None = None, *, commit_timeout_s: float = 60.0) -> None:
         kept = saved or Saved()
         self._journal = journal
-        self._commit_timeout_s = commit_timeout_s
+        self._deadline = CommitDeadline(commit_timeout_s)
         self._state = State(kept, is_journaled=journal is not None)
         self.incarnation = kept.incarnation
         """How often the run was started before this time. Leases of this one carry it."""
@@ -64,10 +64,9 @@ class TransferQueue:
         """Wait until what was done is kept. Raises JournalWriteError, or DeadlineError after `commit_timeout_s`."""
         if self._journal is None or not ops:
             return
-        limit_s = self._commit_timeout_s
         acknowledged = self._journal.append(ops, synced=synced)
-        async with within(limit_s, lambda: f"the journal did not acknowledge within store.commit_timeout_s = {limit_s:g} s"):
-            await acknowledged
+        self._deadline.watch(acknowledged)
+        await acknowledged
 
     # --- leases
 
@@ -296,3 +295,4 @@ class TransferQueue:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._state.leases.close_all()
         self._state.watches.close()
+        self._deadline.close()
