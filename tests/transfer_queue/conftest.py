@@ -113,9 +113,11 @@ async def house(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[H
     house = House(request.param, folder / "journal.db")
     await house.enter()
     yield house
-    if house.is_durable:
-        await house.reopen()
-    await house.leave()
+    try:
+        if house.is_durable:
+            await house.reopen()
+    finally:
+        await house.leave()
 
 
 @pytest.fixture
