@@ -132,14 +132,24 @@ class GroupRunner:
         try:
             # Off the loop: a long prompt takes milliseconds, and a thread hop is nothing beside a group.
             group.prompt_ids = tuple(await self._world.offload(self._parts.template.prompt_ids, group.prompt.messages))
+            leases = await self._begin_sessions(group)
+        except JournalWriteError:
+            raise
         except Exception as error:  # a template may raise anything; it costs this group and is told by its class
             await self._settle_group(group, failure_of(error))
             return
         async with asyncio.TaskGroup() as siblings:
-            for number in range(group.size):
-                siblings.create_task(self._run_session(group, number), name=f"session {group.prompt.uid}_{number}")
+            for lease in leases:
+                siblings.create_task(self._run_session(group, lease), name=f"session {group.prompt.uid}_{lease.session_id}")
         if not group.is_settled:
             await self._settle_group(group, group.failure or CANCELLED_FROM_INSIDE)
+
+    async def _begin_sessions(self, group: "_Group") -> list[SessionLease]:
+        uid, incarnation = group.lease.uid, group.lease.incarnation
+        leases = [SessionLease(uid=uid, session_id=number, incarnation=incarnation) for number in range(group.size)]
+        tag: Tag = {"status": GroupStatus.RUNNING}
+        await self._queue.begin_sessions(group.lease, leases, partition_id=TRAIN, tag=tag)
+        return leases
 
     async def _settle_group(self, group: "_Group", failure: SessionFailure) -> None:
         """End a group that no session ended."""
@@ -155,8 +165,7 @@ class GroupRunner:
 
     # --- one session ------------------------------------------------------------------------------------------------------------
 
-    async def _run_session(self, group: "_Group", session_id: int) -> None:
-        lease = SessionLease(uid=group.prompt.uid, session_id=session_id, incarnation=self._queue.incarnation)
+    async def _run_session(self, group: "_Group", lease: SessionLease) -> None:
         async with AsyncExitStack() as place:
             if self._places is not None:
                 await place.enter_async_context(self._places)  # bounded: each holder has a deadline
@@ -167,10 +176,6 @@ class GroupRunner:
             await self._settle_session(group, lease, rows)
 
     async def _run(self, group: "_Group", lease: SessionLease) -> "Rows | SessionFailure":
-        if not group.is_running:
-            group.is_running = True
-            await self._queue.kv_put(group.prompt.uid, partition_id=TRAIN, lease=group.lease, tag={"status": GroupStatus.RUNNING})
-        await self._queue.open_lease(lease)
         version = self._parts.engine.version
         keep_turn = functools.partial(self._queue.put_turn, lease)
         result = await run_session(group.prompt, lease.session_id, self._parts, prompt_ids=group.prompt_ids, keep_turn=keep_turn)
@@ -229,7 +234,6 @@ class _Group:
     size: int
     prompt_ids: tuple[int, ...] = ()
     num_settled: int = 0
-    is_running: bool = False
     is_settled: bool = False
     failures: dict[int, SessionFailure] = field(default_factory=dict)
 

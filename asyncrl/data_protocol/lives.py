@@ -143,10 +143,10 @@ def _session(number: int, attempt: int = 0) -> SessionLease:
 async def begin(life: Life) -> None:
     """One session settled, the other after its first turn."""
     await life.do("admit", _GROUP, partition_id=TRAIN, cursor=1, tag={"status": "pending", "is_prompt": True})
-    await life.do("kv_put", UID, partition_id=TRAIN, lease=_GROUP, tag={"status": "running"})
-    for number in (0, 1):
-        await life.do("open_lease", _session(number))
-        await life.do("put_turn", _session(number), 0, {"responses": [1, 2]})
+    sessions = [_session(number) for number in (0, 1)]
+    await life.do("begin_sessions", _GROUP, sessions, partition_id=TRAIN, tag={"status": "running"})
+    for lease in sessions:
+        await life.do("put_turn", lease, 0, {"responses": [1, 2]})
     await life.do("settle_session", _session(0), **_rows(0))
 
 
@@ -186,10 +186,12 @@ async def trained(life: Life) -> None:
 async def retried(life: Life) -> None:
     """A session is tried again after one turn, and once more after it has written by itself."""
     await begin(life)
-    for attempt in (1, 2):
-        again = _session(1, attempt)
-        await life.do("open_lease", again)
-        await life.do("kv_batch_put", lease=again, **_rows(1))
+    again = _session(1, 1)
+    await life.do("open_lease", again)
+    await life.do("kv_put", KEYS[1], partition_id=TRAIN, lease=again, fields={"responses": [1, 2, 3]}, tag={"status": "finished"})
+    again = _session(1, 2)
+    await life.do("open_lease", again)
+    await life.do("kv_batch_put", lease=again, **_rows(1))
     await life.do("close_lease", again)
 
 

@@ -31,6 +31,9 @@ CHECKPOINT_BYTES = 8 << 20
 is written over costs half of one that grows."""
 IDLE_S = 0.005
 """Seconds without an entry that count as time: whoever was just acknowledged goes first, and often comes back at once."""
+GATHER_S = 0.002
+"""Seconds to wait for more after a commit that several waited for: many sessions need a fraction of the commits, and of the loop's
+turns. One who writes alone, an entry after the other, never waits for this. (PostgreSQL: commit_delay, commit_siblings.)"""
 MOST_REMOVED_ROWS = 2048
 """Removed rows that may wait for their deletion while entries keep coming."""
 
@@ -57,6 +60,8 @@ class Writer:
         self._log_bytes = 0
         self._log_size = 0
         self._log_floor = 0
+        self._has_company = False
+        self._pause = threading.Event()  # never set
         self._identities = self._identify()
         self.failure: JournalWriteError | None = None
         self.num_commits = 0
@@ -89,6 +94,8 @@ class Writer:
         """All that is queued, and whether more may come. Waits for the first entry, and tidies up until it comes."""
         group: list[Pending] = []
         found = self._wait()
+        if self._has_company and found is not None:
+            self._pause.wait(GATHER_S)
         while found is not None:
             group.append(found)
             try:
@@ -108,6 +115,7 @@ class Writer:
         return self._queue.get()
 
     def _commit(self, group: Sequence[Pending]) -> None:
+        self._has_company = len(group) > 1
         if self.failure is None:
             is_synced = self._is_full_sync or any(pending.synced for pending in group)
             self._guarded(lambda: self._write(group, is_synced=is_synced))

@@ -67,6 +67,11 @@ class Leases:
 
     def open_session(self, lease: SessionLease) -> None:
         """A higher attempt or incarnation takes the session over. Raises StaleLeaseError for any other, or without its group."""
+        self.check_session(lease)
+        self._groups[lease.uid].sessions[lease.session_id] = _Session(lease=lease)
+
+    def check_session(self, lease: SessionLease) -> None:
+        """Raises StaleLeaseError when `open_session` would."""
         group = self._groups.get(lease.uid)
         if group is None or lease.incarnation < group.lease.incarnation:
             raise StaleLeaseError(
@@ -76,7 +81,6 @@ class Leases:
         if latest is not None and not _is_later(lease, latest.lease):
             state = "is open" if latest.is_open else "has settled"
             raise StaleLeaseError(f"{lease} cannot be opened: {latest.lease} {state}; a retry is a higher attempt")
-        group.sessions[lease.session_id] = _Session(lease=lease)
 
     def open_step(self, lease: StepLease, *, keys: Collection[str] | None, partition_id: str | None) -> None:
         """Raises StaleLeaseError while an equal or higher lease of the step is open, or was when the step was revived."""

@@ -60,6 +60,19 @@ def admit(state: State, lease: GroupLease, prompt: Put, cursor: int) -> list[Op]
     return [PutLeases(state.leases.entries(lease.uid)), *_act(state, checked), counted]
 
 
+def begin_sessions(state: State, group: GroupLease, sessions: Sequence[SessionLease], partition_id: str, tag: Tag) -> list[Op]:
+    prompt = Put(partition_id=partition_id, keys=[group.uid], tags=[tag])
+    state.leases.check(group, prompt.keys, partition_id)
+    check_unique([f"{lease.uid}_{lease.session_id}" for lease in sessions])
+    for lease in sessions:
+        if lease.uid != group.uid:
+            raise LeaseScopeError(f"{lease} is no session of {group}")
+        state.refuse_lower(lease)
+        state.leases.check_session(lease)
+    ops = _act(state, _check(state, group, prompt))
+    return [*ops, *(op for lease in sessions for op in state.open_session(lease))]
+
+
 def put_turn(state: State, lease: SessionLease, turn: int, fields: Mapping[str, Any]) -> list[Op]:
     state.leases.check(lease, [_any_key(lease)], "turns")
     state.ledger.check_turn(lease.uid, lease.session_id, turn)

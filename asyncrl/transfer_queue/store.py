@@ -137,6 +137,10 @@ class TransferQueue:
         prompt = Put(partition_id=partition_id, keys=[lease.uid], fields=one_row(fields), tags=[tag])
         await self._commit(self._write(lambda: puts.admit(self._state, lease, prompt, cursor)))
 
+    async def begin_sessions(self, group: GroupLease, sessions: Sequence[SessionLease], *, partition_id: str, tag: Tag) -> None:
+        """Begin sessions of a group, in one transaction: their leases and its prompt's tag. Raises as `open_lease`, `kv_put`."""
+        await self._commit(self._write(lambda: puts.begin_sessions(self._state, group, sessions, partition_id, tag)))
+
     async def put_turn(self, lease: SessionLease, turn: int, fields: Mapping[str, Any]) -> None:
         """Keep what turn `turn` (from 0) of a session came to, until the session settles. fields: as `kv_put`.
 

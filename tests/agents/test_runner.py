@@ -251,6 +251,21 @@ async def test_a_group_dropped_while_it_runs_is_counted_and_harms_nobody(
     assert await tags_of(queue) == {}
 
 
+async def test_a_group_dropped_before_its_sessions_begin_is_counted_and_harms_nobody(
+    rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+) -> None:
+    async with runner_of(rig, queue, rig.engine(turns(rig)), new_run()) as runner:
+        runner.start(prompt)
+        runner.start(replace(prompt, uid="b2"))
+        async for changes in queue.kv_watch(TRAIN):
+            if (changes.get("a1") or {}).get("status") == "pending":
+                await queue.drop(["a1"], partition_id=TRAIN, reason="test")
+                break
+        await runner.join()
+        assert runner.stats()["groups_dropped"] == 1.0
+    assert sorted(await tags_of(queue)) == ["b2", "b2_0_0", "b2_1_0"]
+
+
 async def test_no_more_sessions_run_at_once_than_allowed(rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
     running, most = 0, 0
 

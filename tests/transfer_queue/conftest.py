@@ -266,6 +266,9 @@ VERBS: dict[str, Verb] = {
     "open group": lambda queue: queue.open_lease(GroupLease(uid="e")),
     "take group over": lambda queue: queue.open_lease(GroupLease(uid="c", incarnation=1)),
     "open session": lambda queue: queue.open_lease(SessionLease(uid="c", session_id=1)),
+    "begin sessions": lambda queue: queue.begin_sessions(
+        GroupLease(uid="c"), [SessionLease(uid="c", session_id=n) for n in (1, 2)], partition_id="train", tag={"status": "running"}
+    ),
     "retry": lambda queue: queue.open_lease(SessionLease(uid="c", session_id=0, attempt=1)),
     "close group": lambda queue: queue.close_lease(GroupLease(uid="c")),
     "close session": lambda queue: queue.close_lease(C0),

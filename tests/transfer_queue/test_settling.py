@@ -45,6 +45,41 @@ def counted(queue: TransferQueue) -> dict[str, float]:
     return {name.removeprefix("ledger/"): value for name, value in queue.stats().items() if name.startswith("ledger/") and value}
 
 
+# --- begin
+
+
+async def test_sessions_begin_together_with_the_tag_of_their_prompt(queue: TransferQueue) -> None:
+    await admit(queue)
+    await queue.begin_sessions(A, [A0, A1], partition_id="train", tag={"status": "running"})
+    assert (await queue.kv_list())["train"]["a"]["status"] == "running"
+    assert queue.stats()["open_leases"] == 3
+    await settle(queue, A0)
+    await settle(queue, A1, is_last=True)
+    assert queue.stats()["open_leases"] == 0
+
+
+@pytest.mark.parametrize(
+    ("group", "sessions"),
+    [
+        (A, [A1, A0]),
+        (A, [A1, A1]),
+        (A, [A1, SessionLease(uid="b", session_id=0)]),
+        (GroupLease(uid="a", incarnation=1), [A1]),
+        (A, [A1, SessionLease(uid="a", session_id=2, incarnation=-1)]),
+    ],
+    ids=["one is open", "twice", "of another group", "not the group's lease", "one is lower"],
+)
+async def test_sessions_begin_all_or_none(
+    group: GroupLease, sessions: list[SessionLease], queue: TransferQueue, look: Look
+) -> None:
+    await admit(queue)
+    await queue.open_lease(A0)
+    before = look(queue)
+    with pytest.raises((StaleLeaseError, DuplicateKeyError)):
+        await queue.begin_sessions(group, sessions, partition_id="train", tag={"status": "running"})
+    assert look(queue) == before
+
+
 # --- admit
 
 
