@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup train test ci lint format types bench docs
+.PHONY: help setup train test endurance ci lint format types bench docs
 
 # The first Python of at least 3.11; set PYTHON to choose another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -37,6 +37,9 @@ train: $(READY) ## the quick start: data, warm start, reinforcement learning (SE
 
 test: $(READY) ## run the tests
 	@$(BIN)/python -m pytest -q
+
+endurance: $(READY) ## 500 processes killed in the middle of their puts
+	@$(BIN)/python tests/endurance/kill_cycles.py --cycles 500
 
 lint: $(READY) ## ruff, its formatter, and the import contracts
 	@$(BIN)/ruff check .
