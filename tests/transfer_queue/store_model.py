@@ -172,23 +172,42 @@ class Writers(RuleBasedStateMachine):
         return max([-1, *written, *([latest[0].attempt] if latest else [])]) + 1
 
     def open_session(self, uid: str, session_id: int, attempt: int, incarnation: int) -> None:
-        kept, lease = self.kept, SessionLease(uid=uid, session_id=session_id, attempt=attempt, incarnation=incarnation)
-        group, latest = kept.groups.get(uid), kept.sessions.get((uid, session_id), (None, False))[0]
-        mine = [key for key, row in kept.rows.items() if (row.uid, row.session_id) == (uid, session_id)]
-        is_refused = (
-            group is None
-            or incarnation < group.incarnation
-            or (latest is not None and (attempt < latest.attempt or incarnation < latest.incarnation or lease == latest))
-            or any(attempt < kept.rows[key].attempt or incarnation < kept.rows[key].incarnation for key in mine)
+        lease = SessionLease(uid=uid, session_id=session_id, attempt=attempt, incarnation=incarnation)
+        if self.is_done(self.queue.open_lease(lease), self.errors_of_session(lease)):
+            self.opened(lease)
+
+    def errors_of_session(self, lease: SessionLease) -> Errors:
+        kept, owner = self.kept, (lease.uid, lease.session_id)
+        group, latest = kept.groups.get(lease.uid), kept.sessions.get(owner, (None, False))[0]
+        is_old = latest is not None and (
+            lease.attempt < latest.attempt or lease.incarnation < latest.incarnation or lease == latest
         )
-        if not self.is_done(self.queue.open_lease(lease), {StaleLeaseError} if is_refused else set()):
-            return
-        if latest is not None and latest.attempt < attempt:
-            kept.turns.pop((uid, session_id), None)
-        kept.sessions[uid, session_id] = lease, True
-        for key in mine:
-            if kept.rows[key].attempt < attempt:
-                del kept.rows[key]
+        mine = [row for row in kept.rows.values() if (row.uid, row.session_id) == owner]
+        is_old |= any(lease.attempt < row.attempt or lease.incarnation < row.incarnation for row in mine)
+        return {StaleLeaseError} if group is None or lease.incarnation < group.incarnation or is_old else set()
+
+    def opened(self, lease: SessionLease) -> None:
+        kept, owner = self.kept, (lease.uid, lease.session_id)
+        latest = kept.sessions.get(owner, (None, False))[0]
+        if latest is not None and latest.attempt < lease.attempt:
+            kept.turns.pop(owner, None)
+        kept.sessions[owner] = lease, True
+        for key in [key for key, row in kept.rows.items() if (row.uid, row.session_id) == owner and row.attempt < lease.attempt]:
+            del kept.rows[key]
+
+    @rule(uid=UIDS, attempts=st.lists(st.sampled_from([0, 0, 0, -1]), min_size=2, max_size=2), number=SMALL)
+    def begin_sessions(self, uid: str, attempts: list[int], number: int) -> None:
+        """Both sessions of a group, or none when one of them may not be opened."""
+        group = self.kept.groups.get(uid, GroupLease(uid=uid))
+        leases = [
+            SessionLease(uid=uid, session_id=n, attempt=self.next_attempt(uid, n) + older, incarnation=group.incarnation)
+            for n, older in enumerate(attempts)
+        ]
+        errors = self.errors_of_session(leases[0]) | self.errors_of_session(leases[1])
+        if self.is_done(self.queue.begin_sessions(group, leases, partition_id=TRAIN, tag={"n": number}), errors):
+            self.put_tag(group, number)
+            for lease in leases:
+                self.opened(lease)
 
     def step_lease(self, step: int) -> StepLease:
         return StepLease(step=step, attempt=self.attempts[step])
