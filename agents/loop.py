@@ -130,7 +130,7 @@ class SessionContext:
             async with within(limit_s, lambda: f"generate call {request.request_id} took longer than {limit_s:g} s"):
                 generation = await self.engine.generate(request)
             if span.is_traced:
-                span.note(**_told(request, generation))
+                span.note(**_facts_of(request, generation))
         builder.add_sampled(generation)
         return generation
 
@@ -148,7 +148,7 @@ class SessionContext:
         return answer
 
 
-def _told(request: GenerateRequest, generation: Generation) -> dict[str, Json]:
+def _facts_of(request: GenerateRequest, generation: Generation) -> dict[str, Json]:
     """What the trace says of a generate call."""
     return {
         "prompt_tokens": len(request.prompt_ids),

@@ -145,7 +145,7 @@ async def run_session(
         running = _run(prompt, session_id, parts, prompt_ids, span, keep_turn)
         result = await _end(running, prompt, session_id, parts)
         if span.is_traced:
-            span.note(outcome="" if result.failure is None else result.failure.error, **_told(result))
+            span.note(outcome="" if result.failure is None else result.failure.error, **_facts_of(result))
     return result
 
 
@@ -205,7 +205,7 @@ async def _scored(output: AgentLoopOutput, prompt: Prompt, scorer: RewardScorer,
     return replace(output, reward_score=result.score, extra_fields={**output.extra_fields, "reward_extra_info": result.extra})
 
 
-def _told(result: SessionResult) -> dict[str, Json]:
+def _facts_of(result: SessionResult) -> dict[str, Json]:
     """What the trace says of a session."""
     if result.failure is not None:
         return {"failure": str(result.failure)}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from asyncrl.data_protocol.lives import STATES, Call, all_calls, verbs
-from asyncrl.data_protocol.tables import mermaid, told
+from asyncrl.data_protocol.tables import docstring_of, mermaid
 from asyncrl.journal.entries import Op, PutCounters
 from asyncrl.reference import markdown
 from asyncrl.transfer_queue import TransferQueue
@@ -53,11 +53,11 @@ def _code(names: Iterable[str]) -> str:
 
 def operations_table() -> str:
     """What a transaction is made of."""
-    return markdown(("operation", "meaning"), [(kind.__name__, told(kind)) for kind in get_args(Op)])
+    return markdown(("operation", "meaning"), [(kind.__name__, docstring_of(kind)) for kind in get_args(Op)])
 
 
 def _first_sentence(verb: str) -> str:
-    text = told(getattr(TransferQueue, verb), paragraph=0)
+    text = docstring_of(getattr(TransferQueue, verb), paragraph=0)
     found = re.match(r".*?\.(?= |$)", text)
     return (found[0] if found else text).removesuffix(".")
 

@@ -57,7 +57,7 @@ def leases() -> str:
     """Name, parts and docstring of each kind."""
     kinds = (GroupLease, SessionLease, StepLease)
     return markdown(
-        ("lease", "parts", "meaning"), [(kind.__name__, ", ".join(kind.__dataclass_fields__), told(kind)) for kind in kinds]
+        ("lease", "parts", "meaning"), [(kind.__name__, ", ".join(kind.__dataclass_fields__), docstring_of(kind)) for kind in kinds]
     )
 
 
@@ -176,7 +176,7 @@ def data_errors() -> list[type[errors.AsyncRLError]]:
 
 def meaning_and_remedy(kind: type[errors.AsyncRLError]) -> tuple[str, str]:
     """The two paragraphs of its docstring. Raises ValueError when it has no line `To do: ...`."""
-    meaning, found, remedy = told(kind).partition(" To do: ")
+    meaning, found, remedy = docstring_of(kind).partition(" To do: ")
     if not found:
         raise ValueError(f"the docstring of {kind.__name__} does not say what to do: add a paragraph `To do: ...`")
     return meaning, remedy[0].upper() + remedy[1:]
@@ -186,7 +186,7 @@ def _parent(kind: type[errors.AsyncRLError]) -> str:
     return ", ".join(f"`{base.__name__}`" for base in kind.__bases__ if base is not errors.AsyncRLError) or "-"
 
 
-def told(thing: object, paragraph: int | None = None) -> str:
+def docstring_of(thing: object, paragraph: int | None = None) -> str:
     """A docstring on one line, or a paragraph of it."""
     text = inspect.getdoc(thing) or ""
     return " ".join((text if paragraph is None else text.split("\n\n")[paragraph]).split())

@@ -24,8 +24,8 @@ _LAST_ROW = 1 << 50
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that only reads, with one state of the journal for all its queries. Raises JournalError.
+def open_reader(path: Path) -> "Iterator[Reader]":
+    """A reader that sees one state of the journal in all that it reads. Raises JournalError.
 
     Where the folder cannot be written SQLite cannot read beside a writer's log, so the files are copied first.
     """
@@ -44,7 +44,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             raise JournalError(f"{path} cannot be read: {error} ({error.sqlite_errorname})") from error
         except OSError as error:
             raise JournalError(f"{path} cannot be read: {error.strerror}") from error
-        yield connection
+        yield Reader(connection, path)
 
 
 def _begin(connection: sqlite3.Connection, path: Path) -> None:
@@ -69,14 +69,8 @@ def load(path: Path) -> Saved:
 
     Raises JournalDamagedError, which names what is damaged.
     """
-    with reading(path) as connection:
-        return Reader(connection, path).saved()
-
-
-def rows_of(path: Path, record: StepRecord) -> dict[int, SavedRow]:
-    """The rows of a step's record with their values, retired or not. Raises JournalDamagedError."""
-    with reading(path) as connection:
-        return Reader(connection, path).rows_of(record.row_ids)
+    with open_reader(path) as reader:
+        return reader.saved()
 
 
 class Reader:
@@ -85,42 +79,31 @@ class Reader:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self.connection = connection
         self._path = path
-        self.meta: dict[str, int | str] = self.told("meta", lambda: dict(self.lines("meta")))
-        self.names: dict[int, str] = self.told("field names", lambda: dict(self.lines("name")))
-        self._headers = self.told("headers", self._read_headers)
-        self.removed: frozenset[int] = self.told("removed rows", self._read_removed)
+        self.meta: dict[str, int | str] = self.guarded("meta", lambda: dict(self.lines("meta")))
+        self.names: dict[int, str] = self.guarded("field names", lambda: dict(self.lines("name")))
+        self._headers = self.guarded("headers", self._read_headers)
+        self.removed: frozenset[int] = self.guarded("removed rows", self._read_removed)
 
     @property
     def incarnation(self) -> int:
         """How often the journal has been opened."""
         return int(self.meta["incarnation"])
 
-    # --- everything
-
     def saved(self) -> Saved:
-        records = self.told("step records", self.read_records)
+        records = self.guarded("step records", self.read_records)
         hidden = {row_id for record in records.values() if record.is_retired for row_id in record.row_ids} | self.removed
-        rows = self.told("rows", lambda: self._read_rows(hidden))
-        self.told("values", lambda: self._read_cells(rows, _gaps(hidden)))
-        highest = self.told("rows", lambda: self.connection.execute("SELECT IFNULL(MAX(id), 0) FROM row").fetchone()[0])
+        rows = self.guarded("rows", lambda: self._read_rows(hidden))
+        self.guarded("values", lambda: self._read_cells(rows, _gaps(hidden)))
+        highest = self.guarded("rows", lambda: self.connection.execute("SELECT IFNULL(MAX(id), 0) FROM row").fetchone()[0])
         return Saved(
             incarnation=self.incarnation,
             rows=rows,
-            leases=self.told("leases", self.read_leases),
-            turns=self.told("turns", self._read_turns),
+            leases=self.guarded("leases", self.read_leases),
+            turns=self.guarded("turns", self._read_turns),
             records=records,
-            counters=self.told("counters", lambda: dict(self.lines("counter"))),
+            counters=self.guarded("counters", lambda: dict(self.lines("counter"))),
             next_row_id=max(int(self.meta.get("next_row_id", 1)), highest + 1),
         )
-
-    def rows_of(self, row_ids: Iterable[int]) -> dict[int, SavedRow]:
-        wanted = sorted(set(row_ids) - self.removed)
-        rows: dict[int, SavedRow] = {}
-        for first, stop in runs_of(wanted):
-            for line in self.lines("row", f"WHERE id >= {first} AND id < {stop} ORDER BY id"):
-                rows[line[0]] = SavedRow(row=_row(line))
-        self.told("values", lambda: self._read_cells(rows, runs_of(wanted)))
-        return rows
 
     # --- tables
 
@@ -159,7 +142,7 @@ class Reader:
 
     def query(self, what: str, query: str) -> list[tuple[Any, ...]]:
         """The answer to any query; no seals are checked."""
-        lines: list[tuple[Any, ...]] = self.told(what, lambda: self.connection.execute(query).fetchall())
+        lines: list[tuple[Any, ...]] = self.guarded(what, lambda: self.connection.execute(query).fetchall())
         return lines
 
     def read_leases(self) -> dict[tuple[str, int | None], LeaseEntry]:
@@ -177,7 +160,7 @@ class Reader:
 
     # --- errors
 
-    def told(self, what: str, read: Callable[[], Any]) -> Any:
+    def guarded(self, what: str, read: Callable[[], Any]) -> Any:
         """A file that SQLite cannot follow, or text and blobs that are none, are damage; the message says of what."""
         try:
             return read()

@@ -14,7 +14,7 @@ from typing import Literal
 
 from asyncrl.errors import JournalError, JournalWriteError
 from asyncrl.journal import opening, reading
-from asyncrl.journal.entries import Entry, Saved, SavedRow, StepRecord
+from asyncrl.journal.entries import Entry, Saved
 from asyncrl.journal.tables import Tables, write_meta
 from asyncrl.journal.writer import Pending, Writer, settle
 
@@ -39,10 +39,6 @@ class SqliteJournal:
         saved = reading.load(self._path)
         saved.incarnation -= 1
         return saved
-
-    def rows_of(self, record: StepRecord) -> dict[int, SavedRow]:
-        """The rows of a step's record with their values, retired or not. Blocking. Raises JournalDamagedError."""
-        return reading.rows_of(self._path, record)
 
     def append(self, entry: Entry, *, synced: bool = False) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()

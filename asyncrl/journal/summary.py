@@ -14,7 +14,7 @@ from rich.table import Table
 
 from asyncrl.errors import JournalError
 from asyncrl.journal.opening import side_file
-from asyncrl.journal.reading import Reader, reading
+from asyncrl.journal.reading import Reader, open_reader
 from asyncrl.journal.tables import NAME_BITS
 from asyncrl.observe.run_folder import RunFolder
 
@@ -73,8 +73,8 @@ def summarize(folder: Path) -> Summary:
     path = RunFolder(path=folder).journal
     _check_folder(folder, path)
     files = {file.name: file.stat().st_size for file in (path, side_file(path, "-wal")) if file.exists()}
-    with reading(path) as connection:
-        return _summary(Reader(connection, path), path, files)
+    with open_reader(path) as reader:
+        return _summary(reader, path, files)
 
 
 def _check_folder(folder: Path, path: Path) -> None:
@@ -93,9 +93,9 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _summary(reader: Reader, path: Path, files: dict[str, int]) -> Summary:
-    records = reader.told("step records", reader.read_records)
-    counters = reader.told("counters", lambda: dict(reader.lines("counter")))
-    leases = reader.told("leases", reader.read_leases)
+    records = reader.guarded("step records", reader.read_records)
+    counters = reader.guarded("counters", lambda: dict(reader.lines("counter")))
+    leases = reader.guarded("leases", reader.read_leases)
     retired = [record for record in records.values() if record.is_retired]
     dropped = {name.partition("/")[2]: number for name, number in sorted(counters.items()) if name.startswith("dropped/")}
     trained = counters.get("purged_groups", 0) + sum(len(record.uids) for record in retired)
@@ -147,7 +147,7 @@ def _partitions(reader: Reader, retired: set[int]) -> dict[str, PartitionSummary
 
 
 def _status(reader: Reader, tag: bytes) -> str:
-    return str(reader.told("tags", lambda: msgspec.msgpack.decode(tag)).get("status", "-"))
+    return str(reader.guarded("tags", lambda: msgspec.msgpack.decode(tag)).get("status", "-"))
 
 
 def _sizes(reader: Reader) -> dict[str, dict[str, FieldSummary]]:

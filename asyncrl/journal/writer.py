@@ -147,7 +147,7 @@ class Writer:
         try:
             act()
         except BaseException as error:  # raised where somebody waits for it
-            self.failure = JournalWriteError(_told(self._path, error))
+            self.failure = JournalWriteError(_message(self._path, error))
             self.failure.__cause__ = error
             with contextlib.suppress(sqlite3.Error):
                 self._connection.rollback()
@@ -202,7 +202,7 @@ class Writer:
             raise FileNotFoundError("it was removed or replaced while it was open")
 
 
-def _told(path: Path, error: BaseException) -> str:
+def _message(path: Path, error: BaseException) -> str:
     code = getattr(error, "sqlite_errorname", "")
     reason = f"{error} ({code})" if code else str(error) or type(error).__name__
     return f"{path} cannot be written: {reason}; what was acknowledged is kept, and nothing more will be"

@@ -107,8 +107,8 @@ async def test_removed_rows_are_deleted_while_nothing_else_is_to_do(
 
 
 def count(path: Path, table: str) -> int:
-    with reading.reading(path) as connection:
-        number: int = connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]
+    with reading.open_reader(path) as reader:
+        number: int = reader.query(table, f"SELECT COUNT(*) FROM {table}")[0][0]
         return number
 
 
