@@ -2,9 +2,8 @@
 
 import ast
 import re
+import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,7 @@ def test_the_script_writes_both_pages(tmp_path: Path) -> None:
     docs = shutil.copytree(ROOT / "docs", tmp_path / "docs")
     (docs / "configuration.md").write_text("spoiled", encoding="utf-8")
     (docs / "data-protocol.md").write_text(PAGE.replace("| `prompts` |", "| `spoiled` |"), encoding="utf-8")
-    subprocess.run([sys.executable, docs / "generate.py"], check=True)
+    runpy.run_path(str(docs / "generate.py"), run_name="__main__")
     for name in ("configuration.md", "data-protocol.md"):
         assert (docs / name).read_text(encoding="utf-8") == (ROOT / "docs" / name).read_text(encoding="utf-8")
 
