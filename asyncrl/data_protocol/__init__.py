@@ -39,8 +39,3 @@ _BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n)(?:(?!<!-- ).*\n)*(<!-- end -
 def fill(page: str) -> str:
     """The page with every block as the code has it now. Raises KeyError for a block of another name."""
     return _BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[3]}", page)
-
-
-def names_in(page: str) -> list[str]:
-    """The blocks of a page, in order."""
-    return [found[2] for found in _BLOCK.finditer(page)]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.fields import CATALOGUE
-from asyncrl.journal.entries import Entry, Op, Saved
-from asyncrl.journal.port import Journal
+from asyncrl.journal.entries import Entry, Op
+from asyncrl.journal.model import MemoryJournal
 from asyncrl.keys import TRAIN, GroupLease, Lease, SessionLease, StepLease
 from asyncrl.transfer_queue import TransferQueue
 
@@ -26,36 +26,21 @@ READS = ("kv_batch_get", "kv_turns", "kv_list", "kv_watch", "describe", "stats")
 STATES = ("[*]", "under_way", "settled", "recorded", "retired")
 """Of a group in the store: not there, its lease open, nobody writes any more, a step trains on it, that step is done."""
 
-
 _LEASES: dict[type, str] = {GroupLease: "group", SessionLease: "session", StepLease: "step"}
 
 # --- seeing -----------------------------------------------------------------------------------------------------------------------
 
 
-class NotingJournal(Journal):
-    """Keeps what its entries mean, and the entries of the last call."""
-
-    failure = None
+class NotingJournal(MemoryJournal):
+    """Notes the entries of the last call."""
 
     def __init__(self) -> None:
-        self.saved = Saved()
+        super().__init__()
         self.noted: list[tuple[Entry, bool]] = []
 
-    def load(self) -> Saved:
-        return Saved()
-
     def append(self, entry: Entry, *, synced: bool = False) -> "asyncio.Future[None]":
-        self.saved.apply(entry)
         self.noted.append((entry, synced))
-        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        kept.set_result(None)
-        return kept
-
-    def stats(self) -> dict[str, float]:
-        return {}
-
-    def close(self) -> None:
-        """There is nothing to let go."""
+        return super().append(entry, synced=synced)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
