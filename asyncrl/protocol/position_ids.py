@@ -61,13 +61,9 @@ def unpad_position_ids(padded: torch.Tensor, attention_mask_BL: torch.Tensor) ->
 
 
 def model_axes_first(padded: torch.Tensor) -> torch.Tensor:
-    """[B, A, L] as [A, B, L], what a forward pass takes; [B, L] as it is. Its own inverse, under the name `batch_first`."""
+    """[B, A, L] as [A, B, L], what a forward pass takes; [B, L] as it is. Its own inverse."""
     _refuse_dimensions("padded [B, L] or [B, A, L]", 2, tuple(padded.shape))
     return padded if padded.ndim == 2 else padded.transpose(0, 1)
-
-
-batch_first = model_axes_first
-"""[A, B, L] as [B, A, L]: the way back."""
 
 
 def _refuse_dimensions(form: str, fewest: int, shape: tuple[int, ...]) -> None:

@@ -8,7 +8,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from asyncrl.errors import FieldError
 from asyncrl.protocol.position_ids import (
-    batch_first,
     model_axes_first,
     pad_position_ids,
     ragged_text_position_ids,
@@ -63,7 +62,7 @@ def test_padding_and_back_is_the_identity(num_axes: int | None, rows: list[list[
     padded = pad_position_ids(column, mask)
     assert padded.shape == (len(rows), *([] if num_axes is None else [num_axes]), len(rows[0]))
     assert not padded.movedim(-1, 1)[~mask].any(), "padding has position 0"
-    back = unpad_position_ids(batch_first(model_axes_first(padded)), mask)
+    back = unpad_position_ids(model_axes_first(model_axes_first(padded)), mask)
     assert [row.tolist() for row in rows_of(back)] == [row.tolist() for row in rows_of(column)]
     assert torch.equal(lengths_of(back), lengths_of(column))
 

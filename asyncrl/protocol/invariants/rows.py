@@ -9,6 +9,7 @@ from asyncrl.fields import field as catalogue_field
 from asyncrl.keys import TrajectoryKey
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.invariants.tokens import Tokens, names_of, refuse_rows, refuse_tags, row_sums
+from asyncrl.protocol.position_ids import ragged_text_position_ids
 from asyncrl.protocol.ragged import is_ragged, lengths_of, rows_of
 
 _LENGTH_TAGS = {Axis.PROMPT: "prompt_len", Axis.RESPONSE: "response_len", Axis.SEQUENCE: "seq_len"}
@@ -89,9 +90,10 @@ def input_ids_are_prompt_then_response(meta: KVBatchMeta, columns: TensorDict) -
 
 def position_ids_count_up(meta: KVBatchMeta, columns: TensorDict) -> None:
     """Text: 0, 1, 2, ... in every row. Several axes: never negative, since what they say of an image is the model's own affair."""
-    values, tokens = columns["position_ids"].values(), Tokens(columns["position_ids"])
+    column = columns["position_ids"]
+    values, tokens = column.values(), Tokens(column)
     if values.ndim == 1:
-        for row, position, at in tokens.first(values != tokens.positions):
+        for row, position, at in tokens.first(values != ragged_text_position_ids(lengths_of(column)).values()):
             raise FieldError(
                 f"{meta.keys[row]}: field 'position_ids' is {int(values[at])} at position {position}; allowed: {position}, "
                 "text counts up from 0"

@@ -15,12 +15,6 @@ class Tokens:
         self._lengths = lengths_of(column)
         self._offsets = offsets_of(self._lengths)
 
-    @property
-    def positions(self) -> torch.Tensor:
-        """int64 [N]: 0, 1, 2, ... in every row."""
-        starts = self._offsets[:-1].repeat_interleave(self._lengths)
-        return torch.arange(len(starts), device=starts.device) - starts
-
     def place(self, at: int) -> tuple[int, int]:
         """Row and position of the flat entry `at`."""
         row = int(torch.searchsorted(self._offsets, at, right=True)) - 1
