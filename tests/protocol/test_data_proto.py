@@ -19,7 +19,6 @@ def _columns(prompts: list[list[int]], responses: list[list[int]], *names: str) 
         "responses": [torch.tensor(row, dtype=torch.int64) for row in responses],
         "input_ids": [torch.tensor(p + r, dtype=torch.int64) for p, r in zip(prompts, responses, strict=True)],
         "position_ids": [torch.arange(len(p) + len(r)) for p, r in zip(prompts, responses, strict=True)],
-        "advantages": [torch.tensor(row, dtype=torch.float32) for row in responses],
     }
     return TensorDict({name: ragged(rows[name]) for name in names}, batch_size=[len(prompts)])
 
