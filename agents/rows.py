@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from asyncrl.agents.loop import AgentLoopOutput
+from asyncrl.fields import Tag
 from asyncrl.keys import TrajectoryKey
 from asyncrl.ports import GroupStatus, Json, Prompt
-from asyncrl.protocol.batch_meta import Tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

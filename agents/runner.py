@@ -27,10 +27,10 @@ from asyncrl.agents.session import SessionFailure, failure_of, run_session, sess
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
 from asyncrl.errors import FieldError, JournalWriteError, StaleLeaseError, StoreError
+from asyncrl.fields import Tag
 from asyncrl.keys import TRAIN, GroupLease, SessionLease
 from asyncrl.observe.spans import untraced
 from asyncrl.ports import FailureClass, GroupStatus, Prompt, RewardScorer, RolloutEngine, SessionSpan, World
-from asyncrl.protocol.batch_meta import Tag
 from asyncrl.tools import Tool
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.wording import first_of

@@ -6,6 +6,7 @@ Axes: `prompt` (P tokens), `response` (R tokens, observations included), `sequen
 Producers and consumers are rooms or stages; `observe` as a consumer stands for people. `not yet`: no code uses the name.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -117,6 +118,10 @@ CATALOGUE: dict[str, Field] = _fields(
 
 SEVERAL_AXES = frozenset({"position_ids"})
 """Fields whose entries may be several numbers: a row is [L] or [L, A]. An entry of any other ragged field is one number."""
+
+TagValue = bool | int | float | str
+Tag = Mapping[str, TagValue]
+"""Cheap metadata of one key, under the names of `TAGS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,8 @@ import torch
 from tensordict import TensorDict
 
 from asyncrl.event_loop import run_loop
+from asyncrl.fields import Tag
 from asyncrl.keys import TRAIN, GroupLease, SessionLease, StepLease
-from asyncrl.protocol.batch_meta import Tag
 from asyncrl.protocol.ragged import ragged, rows_of
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.transfer_queue.opening import open_queue

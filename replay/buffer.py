@@ -17,9 +17,10 @@ from functools import partial
 
 from asyncrl.config import ReplayConfig
 from asyncrl.errors import AdmissionError, GroupsExhaustedError, ReplayError, TooManyFailuresError, TransitionError
+from asyncrl.fields import Tag
 from asyncrl.keys import TRAIN, TrajectoryKey
 from asyncrl.ports import GroupStatus, World
-from asyncrl.protocol.batch_meta import KVBatchMeta, Tag
+from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.groups import PromptGroup, follow
 from asyncrl.transfer_queue import TransferQueue

@@ -12,9 +12,9 @@ a watch coalesces, so replay may see `finished` straight after `pending` and wal
 from dataclasses import dataclass, field
 
 from asyncrl.errors import TransitionError
+from asyncrl.fields import Tag
 from asyncrl.keys import TrajectoryKey
 from asyncrl.ports import GroupStatus
-from asyncrl.protocol.batch_meta import Tag
 
 NEXT: dict[GroupStatus, tuple[GroupStatus, ...]] = {
     GroupStatus.PENDING: (GroupStatus.RUNNING,),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from asyncrl.errors import JournalError
-from asyncrl.protocol.batch_meta import TagValue
+from asyncrl.fields import TagValue
 
 # --- what is said of a thing ------------------------------------------------------------------------------------------------------
 

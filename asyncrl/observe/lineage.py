@@ -14,11 +14,11 @@ Invariants:
 
 from collections.abc import Callable, Iterable, Sequence
 
-from asyncrl.fields import CATALOGUE
+from asyncrl.fields import CATALOGUE, Tag
 from asyncrl.keys import TrajectoryKey
 from asyncrl.observe.spans import NO_SPAN, RecordedSpan
 from asyncrl.observe.trace_file import Record
-from asyncrl.observe.trace_record import RecordWriter, Tag, TracedGroup, TracedSession, TracedStep
+from asyncrl.observe.trace_record import RecordWriter, TracedGroup, TracedSession, TracedStep
 from asyncrl.ports import Access, FieldReport, HeldField, Prompt, Span, SpanKind, StepContext, Topology, World
 
 AGENTS, REWARDS, SAMPLE, RETIRE = "agents", "rewards", "sample", "retire"

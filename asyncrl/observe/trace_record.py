@@ -6,11 +6,10 @@ lineage -> [RecordWriter] -> trace_file
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from asyncrl.fields import Tag
 from asyncrl.observe.spans import RecordedSpan
 from asyncrl.observe.trace_file import FieldLine, GroupRow, Record, SpanLine, Status, StepLine, TrajectoryRow
 from asyncrl.ports import Access, FieldReport, SpanKind, Topology
-
-Tag = Mapping[str, bool | int | float | str]
 
 
 @dataclass(slots=True, kw_only=True)

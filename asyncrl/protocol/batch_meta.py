@@ -3,15 +3,12 @@
 feed -> agents -> replay -> [KVBatchMeta] -> stages -> retire
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from asyncrl.errors import DuplicateKeyError, TagCountError
+from asyncrl.fields import Tag
 from asyncrl.keys import TrajectoryKey
-
-TagValue = bool | int | float | str
-Tag = Mapping[str, TagValue]
-"""Cheap metadata of one key; the names are those of `asyncrl.fields.TAGS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

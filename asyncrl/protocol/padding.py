@@ -19,11 +19,11 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from asyncrl.errors import FieldError
-from asyncrl.fields import Axis, Field
+from asyncrl.fields import Axis, Field, Tag
 from asyncrl.fields import field as catalogue_field
 from asyncrl.keys import TrajectoryKey
 from asyncrl.ports import GroupStatus, Json
-from asyncrl.protocol.batch_meta import KVBatchMeta, Tag
+from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.ragged import is_ragged, ragged, rows_of
 
 PADDING_TOKEN = 0

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import msgspec
 
 from asyncrl.errors import DuplicateKeyError, FieldError, TagCountError, TagValueError
-from asyncrl.protocol.batch_meta import Tag, TagValue
+from asyncrl.fields import Tag, TagValue
 from asyncrl.transfer_queue.partition import NO_TAG, Row
 
 _PACK = msgspec.msgpack.Encoder().encode

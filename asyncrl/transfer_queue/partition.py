@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from asyncrl.errors import DtypeChangeError, LeaseScopeError, MissingColumnError, UnknownKeyError, UnknownPartitionError
-from asyncrl.fields import CATALOGUE
+from asyncrl.fields import CATALOGUE, Tag
 from asyncrl.keys import GroupLease, SessionLease, StepLease
-from asyncrl.protocol.batch_meta import Tag
 from asyncrl.transfer_queue.columns import Block, Cell, Schema, compact
 
 NO_TAG: Tag = MappingProxyType({})

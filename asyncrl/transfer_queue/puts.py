@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.errors import LeaseScopeError, StaleLeaseError, StoreError
+from asyncrl.fields import Tag
 from asyncrl.journal.entries import Op, PutLeases
 from asyncrl.keys import GroupLease, Lease, SessionLease, StepLease
-from asyncrl.protocol.batch_meta import Tag
 from asyncrl.transfer_queue.checks import check_unique, merged_tags
 from asyncrl.transfer_queue.columns import Block, Fields, encode_fields
 from asyncrl.transfer_queue.journaling import put_ops

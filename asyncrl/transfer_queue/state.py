@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from asyncrl.errors import StaleLeaseError
+from asyncrl.fields import Tag
 from asyncrl.journal.entries import Op, PutLeases, RemoveLeases, RemoveRows, Saved
 from asyncrl.keys import GroupLease, Lease, SessionLease, StepLease
-from asyncrl.protocol.batch_meta import Tag
 from asyncrl.transfer_queue.journaling import partitions_of, turn_of
 from asyncrl.transfer_queue.leases import Leases
 from asyncrl.transfer_queue.ledger import Ledger, SessionOf

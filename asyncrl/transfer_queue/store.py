@@ -24,11 +24,11 @@ from typing import Any, Self
 from tensordict import TensorDict
 
 from asyncrl.errors import LeaseScopeError, StoreError
+from asyncrl.fields import Tag
 from asyncrl.journal.entries import Op, PutLeases, Saved
 from asyncrl.journal.port import Journal
 from asyncrl.keys import GroupLease, Lease, SessionLease, StepLease
 from asyncrl.ports import HeldField
-from asyncrl.protocol.batch_meta import Tag
 from asyncrl.transfer_queue import endings, puts
 from asyncrl.transfer_queue.checks import listed
 from asyncrl.transfer_queue.columns import Fields, Gatherer

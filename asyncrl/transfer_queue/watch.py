@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import Self
 
-from asyncrl.protocol.batch_meta import Tag
+from asyncrl.fields import Tag
 
 
 class Watch:

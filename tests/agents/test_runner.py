@@ -16,9 +16,9 @@ from asyncrl.agents.runner import GroupRunner
 from asyncrl.agents.single_turn import SingleTurn
 from asyncrl.config import TrainRun
 from asyncrl.errors import StaleLeaseError
+from asyncrl.fields import Tag
 from asyncrl.keys import TRAIN, GroupLease
 from asyncrl.ports import GenerateRequest, Prompt, RewardRequest
-from asyncrl.protocol.batch_meta import Tag
 from asyncrl.rollout.scripted import ScriptedEngine
 from asyncrl.tools import FunctionTool, Tool, load_tools
 from asyncrl.transfer_queue import TransferQueue

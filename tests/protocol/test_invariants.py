@@ -11,8 +11,9 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from asyncrl.errors import FieldError
+from asyncrl.fields import TagValue
 from asyncrl.protocol import invariants
-from asyncrl.protocol.batch_meta import KVBatchMeta, TagValue
+from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.invariants import actions, batches, rows, versions
 from asyncrl.protocol.ragged import lengths_of, ragged, rows_of
 

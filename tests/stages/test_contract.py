@@ -10,10 +10,10 @@ from asyncrl.agents.loop import AgentLoopOutput
 from asyncrl.agents.rows import rows_of as session_rows
 from asyncrl.config import AlgorithmConfig
 from asyncrl.errors import FieldError
-from asyncrl.fields import CATALOGUE
+from asyncrl.fields import CATALOGUE, Tag
 from asyncrl.keys import TRAIN, GroupLease, SessionLease, StepLease
 from asyncrl.ports import GroupStatus, Prompt, StepContext
-from asyncrl.protocol.batch_meta import KVBatchMeta, Tag
+from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.stages.advantage import advantage_stage
 from asyncrl.stages.batch_metrics import batch_metrics_stage
 from asyncrl.stages.contract import ROW_FIELDS, check_cleanup, check_sample, check_stages

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from asyncrl.errors import DtypeChangeError, JournalDamagedError, MissingColumnError, StaleLeaseError
+from asyncrl.fields import Tag
 from asyncrl.journal.entries import Header, PutColumn, PutRows, RowEntry
 from asyncrl.journal.model import MemoryJournal
 from asyncrl.journal.sqlite import open_journal
 from asyncrl.keys import GroupLease, SessionLease, StepLease
-from asyncrl.protocol.batch_meta import Tag
 from asyncrl.protocol.ragged import rows_of
 from asyncrl.transfer_queue import TransferQueue
 

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from asyncrl.fields import Tag
 from asyncrl.keys import GroupLease, SessionLease, StepLease
-from asyncrl.protocol.batch_meta import Tag
 from asyncrl.transfer_queue import TransferQueue, Watch
 
 OpenSession = Callable[..., Awaitable[SessionLease]]
