@@ -142,11 +142,13 @@ async def open_trainer(
         rows = inputs.train_rows
         steps = total_steps(run, len(rows))
         border = Border() if checkpoint is None else Border(step=checkpoint.step, cursor=int(checkpoint.trainer["cursor"]))
+        # First of all, as it holds the lock of the run: the checkpoints of one that is still going are not ours to forget.
+        queue = await stack.enter_async_context(_open_queue(run, folder, border, world))
         actor = await world.offload(_open_actor, run, steps * run.updates_per_batch, checkpoint, pool="model")
         if checkpoint is not None:
             await give_weights(border.step, actor, rollout.engine, run, world)
+            await queue.start_over(step=border.step, cursor=border.cursor)
         fixed = await world.offload(_fixed_by_a_run, run, rows)
-        queue = await stack.enter_async_context(_open_queue(run, folder, border, world))
         admission = Admission(batch_size=run.data.train_batch_size, version=border.step)
         lineage = _lineage(run, actor, admission, world, queue.incarnation)
         agents = GroupRunner(
@@ -177,18 +179,17 @@ async def open_trainer(
 
 @asynccontextmanager
 async def _open_queue(run: TrainRun, folder: RunFolder, border: Border, world: World) -> AsyncIterator[TransferQueue]:
-    """The store with its journal, at the border: what was under way beyond it begins anew."""
+    """The store with its journal. Raises JournalInUseError while another process runs in the folder, and CheckpointError when the
+    journal begins only after the border."""
     store = run.store
     path = folder.journal if store.journal else None
     async with open_queue(path, world=world, sync=store.sync, commit_timeout_s=store.commit_timeout_s) as queue:
-        if border.step:
-            purged = int(queue.stats().get("ledger/purged_step", 0))
-            if purged > border.step:
-                raise CheckpointError(
-                    f"--resume: {folder.journal} begins after step {purged}, the newest whole checkpoint is of step {border.step}; "
-                    "put the newer checkpoint back, or start a new run without --resume"
-                )
-            await queue.start_over(step=border.step, cursor=border.cursor)
+        purged = int(queue.stats().get("ledger/purged_step", 0))
+        if purged > border.step:
+            raise CheckpointError(
+                f"--resume: {folder.journal} begins after step {purged}, the newest whole checkpoint is of step {border.step}; "
+                "put the newer checkpoint back, or start a new run without --resume"
+            )
         yield queue
 
 

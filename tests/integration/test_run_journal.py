@@ -136,6 +136,21 @@ def test_a_second_process_on_the_run_is_refused(config: Path) -> None:
     assert process.returncode == 0, err
 
 
+async def test_a_refused_second_process_forgets_no_checkpoint(config: Path) -> None:
+    """It found one that the run had not finished yet; by the time it wants to go on from an older one the run is that much further."""
+    folder = await train(config, "trainer.save_freq=1", "trainer.max_ckpt_to_keep=3", "trainer.total_training_steps=3")
+    newest = folder / "checkpoints/global_step_3"
+    manifest = newest / "manifest.json"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(b"{")
+    running = open_journal(folder / "journal.db")
+    with pytest.raises(JournalInUseError):
+        await train(config, "trainer.save_freq=1", "trainer.max_ckpt_to_keep=3", "trainer.total_training_steps=4", resume=True)
+    running.close()
+    manifest.write_bytes(whole)
+    assert (newest / "DONE").is_file()
+
+
 def test_a_full_disk_ends_the_run_with_its_reason_and_what_was_kept_is_whole(config: Path) -> None:
     def no_large_files() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
