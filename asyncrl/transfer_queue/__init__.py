@@ -3,10 +3,11 @@
     verbs     store       what everybody calls: check, act, wait for the journal; begin here
               opening     the store of a run: with the journal at a path, and what it kept
     acts      puts        rows, turns, settlings        endings          clear, drop, record, retire, revive, start over
-              checks      what a call may be given      describe         what is held of some keys
+              checks      what a call may be given      encoding         the values of a put, as blocks
+    sight     describe    what is held of some keys     watch            who is told of changes
     state     state       all of it at one moment       partition        rows and columns of one partition
               leases      who may write                 ledger           counters, records of steps, turns
-              columns     values as blocks of bytes     watch            who is told of changes
+              columns     blocks, and copies of them
     journal   journaling  acts as entries, and back     commit_deadline  how long a verb waits for them
 
 Only `store` awaits. Acts are synchronous: they change the state and return the operations that the journal is given.

@@ -12,7 +12,8 @@ from asyncrl.fields import Tag
 from asyncrl.journal.entries import Op, PutLeases
 from asyncrl.keys import GroupLease, Lease, SessionLease, StepLease
 from asyncrl.transfer_queue.checks import check_unique, merged_tags
-from asyncrl.transfer_queue.columns import Block, Fields, encode_fields
+from asyncrl.transfer_queue.columns import Block
+from asyncrl.transfer_queue.encoding import Fields, encode_fields
 from asyncrl.transfer_queue.journaling import put_ops
 from asyncrl.transfer_queue.partition import Owner
 from asyncrl.transfer_queue.state import State

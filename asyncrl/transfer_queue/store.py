@@ -31,9 +31,10 @@ from asyncrl.keys import GroupLease, Lease, SessionLease, StepLease
 from asyncrl.ports import HeldField
 from asyncrl.transfer_queue import endings, puts
 from asyncrl.transfer_queue.checks import listed
-from asyncrl.transfer_queue.columns import Fields, Gatherer
+from asyncrl.transfer_queue.columns import Gatherer
 from asyncrl.transfer_queue.commit_deadline import CommitDeadline
 from asyncrl.transfer_queue.describe import describe
+from asyncrl.transfer_queue.encoding import Fields
 from asyncrl.transfer_queue.puts import Put, one_row
 from asyncrl.transfer_queue.state import State
 from asyncrl.transfer_queue.watch import Watch

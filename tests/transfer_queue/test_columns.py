@@ -16,7 +16,8 @@ from asyncrl.keys import GroupLease, SessionLease, StepLease
 from asyncrl.ports import Json
 from asyncrl.protocol.ragged import from_values, lengths_of, ragged, rows_of
 from asyncrl.transfer_queue import TransferQueue
-from asyncrl.transfer_queue.columns import Block, ColumnValues, Gatherer, compact, encode
+from asyncrl.transfer_queue.columns import Block, Gatherer, compact
+from asyncrl.transfer_queue.encoding import ColumnValues, encode
 
 OpenSession = Callable[..., Awaitable[SessionLease]]
 
