@@ -42,10 +42,10 @@ from asyncrl.transfer_queue.opening import open_queue
 from asyncrl.world import RealWorld
 
 if TYPE_CHECKING:
-    from tests.endurance.store_model import FIELDS, Command, Model, Values, find_prefix, read, value_of
+    from tests.endurance.commands import FIELDS, Command, Model, Values, find_prefix, read, value_of
 else:
     sys.path.insert(0, str(Path(__file__).parent))  # a script's own folder is not on the path with PYTHONSAFEPATH
-    from store_model import FIELDS, Command, Model, Values, find_prefix, read, value_of
+    from commands import FIELDS, Command, Model, Values, find_prefix, read, value_of
 
 Report = Callable[[dict[str, Any]], None]
 """Sends one message to the parent: `found`, `given`, `done` or `error`."""

@@ -1,6 +1,6 @@
-"""What a store should hold after some commands, on plain dicts, and what it does hold: the two are compared.
+"""What the commands of a worker mean, on plain dicts, and what a store holds after them: the two are compared.
 
-kill_cycles -> [store_model]
+kill_cycles -> [commands]
 """
 
 import copy
