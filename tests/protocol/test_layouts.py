@@ -76,6 +76,7 @@ def _round_trip(entry: Field, rows: Lengths, dtype: torch.dtype | None = None) -
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
+@settings(max_examples=25)
 @given(rows=lengths)
 def test_every_field_survives_padding_and_back(name: str, rows: Lengths) -> None:
     _round_trip(CATALOGUE[name], rows)
