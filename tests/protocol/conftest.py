@@ -47,6 +47,7 @@ def make_batch() -> Callable[[], Batch]:
                 "loss_mask": _column(masks, torch.bool),
                 "rollout_log_probs": _column(masks, torch.float32, -0.5),
                 "old_log_probs": _column(masks, torch.float32, -0.25),
+                "entropy": _column(masks, torch.float32, 0.75),
                 "ref_log_prob": _column(masks, torch.float32, -0.75),
                 "token_versions": _column(versions, torch.int32),
                 "rm_scores": _column(rewards, torch.float32),

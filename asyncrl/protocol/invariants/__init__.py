@@ -19,7 +19,7 @@ Rows, keys, tags (`rows.py`):
 
 The mask (`actions.py`):
 9. `loss_mask_is_response_mask`             one trainable mask
-10. `only_actions_have_a_log_prob`          mask 0: rollout log-prob 0
+10. `only_actions_have_a_log_prob`          mask 0: log-prob and entropy 0
 11. `log_probs_are_log_probs`               mask 1: finite and at most 0
 12. `score_sits_on_the_last_action`         rm_scores is 0 elsewhere
 13. `advantages_stay_inside_the_mask`       advantages and returns are finite, and 0 where the mask is
@@ -134,7 +134,7 @@ BATCH_INVARIANTS: tuple[Invariant, ...] = (
     _invariant(input_ids_are_prompt_then_response, "input_ids", "prompts", "responses"),
     _invariant(position_ids_count_up, "position_ids"),
     _invariant(loss_mask_is_response_mask, "loss_mask", "response_mask"),
-    _invariant(only_actions_have_a_log_prob, "rollout_log_probs", "response_mask"),
+    _invariant(only_actions_have_a_log_prob, "response_mask"),
     _invariant(log_probs_are_log_probs, "response_mask"),
     _invariant(score_sits_on_the_last_action, "rm_scores", "response_mask"),
     _invariant(advantages_stay_inside_the_mask, "response_mask"),

@@ -11,6 +11,8 @@ from asyncrl.protocol.ragged import is_ragged
 LOG_PROB_SLACK = 1e-5
 """A float32 log-softmax of a nearly certain token may come out a few units in the last place above 0."""
 
+LOG_PROBS = ("rollout_log_probs", "old_log_probs", "ref_log_prob")
+
 WEIGHTS = ("response_mask", "rm_scores", "reward_score", "token_level_scores", "token_level_rewards", "advantages", "returns")
 """Fields through which a row can reach a loss, a metric or a count."""
 
@@ -25,13 +27,15 @@ def loss_mask_is_response_mask(meta: KVBatchMeta, columns: TensorDict) -> None:
 
 
 def only_actions_have_a_log_prob(meta: KVBatchMeta, columns: TensorDict) -> None:
-    refuse_outside_mask(meta, columns, "rollout_log_probs")
+    """The engine's, the old and the reference's ones, and the entropy, those that are present."""
+    for name in present(columns, *LOG_PROBS, "entropy"):
+        refuse_outside_mask(meta, columns, name)
 
 
 def log_probs_are_log_probs(meta: KVBatchMeta, columns: TensorDict) -> None:
-    """rollout_log_probs, old_log_probs and ref_log_prob, those that are present."""
+    """Those that are present."""
     mask = columns["response_mask"].values()
-    for name in present(columns, "rollout_log_probs", "old_log_probs", "ref_log_prob"):
+    for name in present(columns, *LOG_PROBS):
         values = columns[name].values()
         wrong = mask & ~(torch.isfinite(values) & (values <= LOG_PROB_SLACK))
         for row, position, at in Tokens(columns[name]).first(wrong):
