@@ -5,7 +5,7 @@ TransferQueue -> kv_watch -> [ReplayBuffer] -> sample -> stages
 `run` follows the tags of a partition in the background; `sample` waits for it. Order is admission's, never the order in which
 groups finish: the make-up of every batch is a function of admissions and drops. It owns no key and no value. Invariants:
 1. A batch is the first `batch_size` alive groups in admission order, all finished, with all their trajectories.
-2. A failed group is cleared, dropped and counted as soon as it is seen; its place is free.
+2. A failed group is dropped and counted as soon as it is seen; its place is free.
 3. What `run` raises, `sample` raises: a dead watch is never a silent wait.
 4. A step keeps its groups: after `restore` the same step samples the same keys.
 """
