@@ -4,6 +4,7 @@ Everything that can be wrong with the user's input is checked before torch is im
 `error: ...` on stderr with exit code 2. A run that fails later ends with one such line and exit code 3.
 """
 
+import io
 import json
 import logging
 import shutil
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
-from rich.console import Console
 
 from asyncrl import __version__
 from asyncrl.config import SFTRun, TrainRun, load_run, to_toml
@@ -150,12 +150,12 @@ def trace(
     ] = None,
 ) -> None:
     """Show which stage wrote and read every field of a prompt group, and what its sessions did when."""
-    width = shutil.get_terminal_size().columns if output is None and sys.stdout.isatty() else None
+    width = _terminal_width() if output is None else None
     text = render_trace(folder, group=group, step=step, form=form, width=width)
     if output is None:
         print(text, end="")
     else:
-        write_output(output, text)
+        write_output(output, text, run=folder)
 
 
 @app.command()
@@ -170,7 +170,7 @@ def inspect(
     if as_json:
         print(json.dumps(asdict(summary)))
     else:
-        Console(width=None if sys.stdout.isatty() else 132, markup=False, highlight=False).print(render(summary))
+        print(render(summary, width=_terminal_width()), end="")
 
 
 @app.command()
@@ -181,8 +181,15 @@ def fields() -> None:
     print(render_fields_table())
 
 
+def _terminal_width() -> int | None:
+    """In characters; None where the output goes to a file or a pipe, or nowhere."""
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+
+
 def main() -> NoReturn:
     """Entry point: errors become one line and an exit code (2: the user's input, 3: the run)."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name of a folder that the terminal has no characters for
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     # FSDP's first forward makes torch warn about a function of its own that torch itself calls.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)

@@ -7,6 +7,7 @@ AsyncRLError
 │   ├── ModelError                    a model directory, tokenizer or chat template
 │   ├── ToolSpecError                 a tool that does not exist or cannot be described
 │   ├── RewardSpecError               a reward function that does not import or cannot be called
+│   ├── RunFolderError                a folder that is no run's, or lacks the file asked for
 │   ├── CheckpointError               a checkpoint that is missing, damaged or of another run
 │   │   └── CheckpointFormatError     a checkpoint that another version of asyncrl wrote
 │   └── JournalError                  a journal that cannot be opened or read
@@ -81,6 +82,10 @@ class ToolSpecError(UserError):
 
 class RewardSpecError(UserError):
     """A reward function cannot be imported or called."""
+
+
+class RunFolderError(UserError):
+    """A folder is that of no run, or has not the file that a command shows; the message names the runs that have it."""
 
 
 class CheckpointError(UserError):

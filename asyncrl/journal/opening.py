@@ -144,7 +144,7 @@ def check_format(connection: sqlite3.Connection, path: Path) -> None:
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorname == "SQLITE_NOTADB":
             raise JournalFormatError(f"{path} is not a journal of asyncrl; remove it, or name another folder") from None
-        raise JournalDamagedError(f"{path} is damaged: {error}") from error
+        raise JournalDamagedError(f"{path} is damaged: {error}; {NEXT_MOVE}") from error
     if not tables and not application:
         raise JournalDamagedError(f"{path} is damaged: it is empty or cut short; {NEXT_MOVE}")
     if application != APPLICATION_ID:

@@ -80,6 +80,8 @@ class Reader:
         self.connection = connection
         self._path = path
         self.meta: dict[str, int | str] = self.guarded("meta", lambda: dict(self.lines("meta")))
+        if missing := {"asyncrl", "incarnation"} - self.meta.keys():
+            raise self._damaged(f"its meta lacks {min(missing)!r}")
         self.names: dict[int, str] = self.guarded("field names", lambda: dict(self.lines("name")))
         self._headers = self.guarded("headers", self._read_headers)
         self.removed: frozenset[int] = self.guarded("removed rows", self._read_removed)

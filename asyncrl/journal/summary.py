@@ -4,19 +4,18 @@ run folder / journal.db -> [summary] -> `asyncrl inspect`
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from rich.console import Group, RenderableType
 from rich.table import Table
 
-from asyncrl.errors import JournalError
 from asyncrl.journal.opening import side_file
 from asyncrl.journal.reading import Reader, open_reader
 from asyncrl.journal.tables import NAME_BITS
-from asyncrl.observe.run_folder import RunFolder
+from asyncrl.observe.run_folder import RunFolder, existing_file
+from asyncrl.observe.text_tables import as_text
 
 RETIRED = "retired"
 """Instead of the status of a group whose step is done."""
@@ -44,7 +43,7 @@ class PartitionSummary:
 class Summary:
     """Everything that `asyncrl inspect` shows.
 
-    open_groups, open_sessions: leases. turns: of sessions that have not settled. recorded, retired: steps; a recorded one is under
+    incarnation: how often the journal had been opened before, as in leases and in the trace. open_groups, open_sessions: leases. turns: of sessions that have not settled. recorded, retired: steps; a recorded one is under
     way. trained: groups of retired and purged steps; open = admitted - dropped - trained. cursor: prompts that the feed handed out.
     """
 
@@ -69,27 +68,11 @@ class Summary:
 
 
 def summarize(folder: Path) -> Summary:
-    """Raises JournalError for a folder that holds no journal, or one that cannot be read; the message says what is there."""
-    path = RunFolder(path=folder).journal
-    _check_folder(folder, path)
+    """Raises RunFolderError for a folder that holds no journal, JournalError for one that cannot be read."""
+    path = existing_file(folder, RunFolder(path=folder).journal.name, "its run had store.journal = false, or was no training")
     files = {file.name: file.stat().st_size for file in (path, side_file(path, "-wal")) if file.exists()}
     with open_reader(path) as reader:
         return _summary(reader, path, files)
-
-
-def _check_folder(folder: Path, path: Path) -> None:
-    if not folder.is_dir():
-        around = folder.parent if folder.parent.is_dir() else Path()
-        others = _listed(entry.name for entry in around.iterdir() if RunFolder(path=entry).journal.exists())
-        raise JournalError(f"{folder} is not a folder; with a journal in {around}: {others}")
-    if not path.exists():
-        there = _listed(entry.name for entry in folder.iterdir())
-        raise JournalError(f"{folder} has no {path.name}: its run had store.journal = false, or was no training; there is: {there}")
-
-
-def _listed(names: Iterable[str]) -> str:
-    found = sorted(names)
-    return ", ".join([*found[:10], *(["..."] if len(found) > 10 else [])]) or "nothing"
 
 
 def _summary(reader: Reader, path: Path, files: dict[str, int]) -> Summary:
@@ -105,7 +88,7 @@ def _summary(reader: Reader, path: Path, files: dict[str, int]) -> Summary:
         path=str(path),
         files=files,
         asyncrl=str(reader.meta["asyncrl"]),
-        incarnation=reader.incarnation,
+        incarnation=max(0, reader.incarnation - 1),
         sync=str(reader.meta.get("sync", "")),
         partitions=_partitions(reader, {row_id for record in retired for row_id in record.row_ids}),
         open_groups=is_open.count(None),
@@ -172,13 +155,13 @@ def _sizes(reader: Reader) -> dict[str, dict[str, FieldSummary]]:
 # --- shown ------------------------------------------------------------------------------------------------------------------------
 
 
-def render(summary: Summary) -> RenderableType:
-    """Two tables for a terminal: groups and counts, then keys and bytes of each partition."""
-    return Group(_about(summary), _fields(summary))
+def render(summary: Summary, *, width: int | None = None) -> str:
+    """Two tables: groups and counts, then keys and bytes of each partition. width: in characters; None: as they need."""
+    return as_text([summary.path, _about(summary), "", _fields(summary)], width)
 
 
 def _about(summary: Summary) -> Table:
-    table = Table(title=summary.path, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     dropped = _counted(summary.dropped)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.config import SFTRun, TrainRun, to_toml
-from asyncrl.errors import CheckpointError, ConfigError
+from asyncrl.errors import CheckpointError, ConfigError, RunFolderError
+from asyncrl.wording import nearest
 
 _MAX_NAME = 200
 """Bytes of a name: file systems stop at 255, and `-2` and the like follow."""
@@ -138,6 +139,37 @@ def run_folders(default_local_dir: str | Path, experiment_name: str) -> list[Run
 def newest_run_folder(default_local_dir: str | Path, experiment_name: str) -> RunFolder:
     """The folder of the last run of that name. Raises CheckpointError when there is none."""
     return run_folders(default_local_dir, experiment_name)[0]
+
+
+def existing_file(folder: Path, name: str, reasons: str) -> Path:
+    """The file `name` of the run in `folder`, for a command that shows it.
+
+    reasons: why a run may have none. Raises RunFolderError, which names the runs that have one.
+    """
+    path = folder / name
+    if os.path.isfile(path):
+        return path
+    try:
+        if not folder.exists():
+            runs = _with(folder.parent, name) if folder.parent.is_dir() else []
+            raise RunFolderError(
+                f"{folder} does not exist; with a {name} in {folder.parent}: {_listed(runs)}{nearest(folder.name, runs)}"
+            )
+        if not folder.is_dir():
+            raise RunFolderError(f"{folder} is a file; give the folder of a run, such as {folder.parent}")
+        there, runs = sorted(entry.name for entry in folder.iterdir()), _with(folder, name)
+    except OSError as error:
+        raise RunFolderError(f"{folder} cannot be looked at: {error.strerror}") from error
+    told = f"folders in it that have one: {_listed(runs)}" if runs else f"there is: {_listed(there)}"
+    raise RunFolderError(f"{folder} has no {name}: {reasons}; {told}")
+
+
+def _with(root: Path, name: str) -> list[str]:
+    return sorted(entry.name for entry in root.iterdir() if os.path.isfile(entry / name))
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join([*names[:10], *(["..."] if len(names) > 10 else [])]) or "nothing"
 
 
 def _numbered(name: str, number: int) -> str:

@@ -3,20 +3,19 @@
 cli -> [trace_command] -> trace_file, trace_view, perfetto
 """
 
-import io
 import json
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from rich.console import Console
+from rich.table import Table
 
 from asyncrl.errors import DataError
 from asyncrl.observe.perfetto import trace_events
-from asyncrl.observe.run_folder import RunFolder
+from asyncrl.observe.run_folder import RunFolder, existing_file
+from asyncrl.observe.text_tables import as_text
 from asyncrl.observe.trace_file import GroupRow, Record, StepLine, TraceFile
 from asyncrl.observe.trace_view import field_objects, heading, span_objects, tables
-from asyncrl.wording import names_shown, nearest
 
 
 class TraceFormat(StrEnum):
@@ -31,7 +30,7 @@ def render_trace(folder: Path, *, group: str | None, step: int | None, form: Tra
     """The groups asked for: `group` in the newest step that has it, or in `step`; all groups of `step`; else the newest one.
 
     width: of a table, in characters; None: as wide as its columns need, for a file or a pager.
-    Raises DataError, which names what is there, for a folder, step or group that is not.
+    Raises RunFolderError or DataError, which names what is there, for a folder, step or group that is not.
     """
     file = _open(folder)
     head = _head(file, group, step)
@@ -44,24 +43,23 @@ def render_trace(folder: Path, *, group: str | None, step: int | None, form: Tra
     return _jsonl(record, groups) if form is TraceFormat.JSONL else json.dumps(trace_events(record, groups)) + "\n"
 
 
-def write_output(path: Path, text: str) -> None:
-    """Raises DataError when the file cannot be written."""
+def write_output(path: Path, text: str, *, run: Path) -> None:
+    """Raises DataError when the file cannot be written, or is one of the run's own: its trace, its journal ..."""
     try:
+        if path.is_file() and path.resolve().is_relative_to(run.resolve()):
+            raise DataError(f"--output {path}: is a file of the run already, which nothing may replace; give it another name")
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise DataError(f"--output {path}: cannot be written ({error})") from error
+        raise DataError(f"--output {path}: cannot be written ({error.strerror})") from error
 
 
 def _open(folder: Path) -> TraceFile:
-    run = RunFolder(path=folder)
-    if not folder.is_dir():
-        beside = sorted(path.name for path in folder.parent.iterdir() if path.is_dir()) if folder.parent.is_dir() else []
-        raise DataError(f"{folder}: no such run folder; in {folder.parent}: {names_shown(beside)}{nearest(folder.name, beside)}")
-    if not run.trace.is_file():
-        raise DataError(f"{folder} has no {run.trace.name}: its run had trainer.trace_groups = 0, or ended before a step did")
-    file = TraceFile(run.trace)
+    name = RunFolder(path=folder).trace.name
+    file = TraceFile(
+        existing_file(folder, name, "its run had trainer.trace_groups = 0, no step of it has ended, or it was no training")
+    )
     if not file.heads:
-        raise DataError(f"{run.trace} has no whole step yet")
+        raise DataError(f"{file.path} has no whole step yet")
     return file
 
 
@@ -105,18 +103,12 @@ def _steps_text(steps: Sequence[int]) -> str:
 
 
 def _table(record: Record, groups: Sequence[GroupRow], width: int | None) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=width or _WIDEST, color_system=None, highlight=False, markup=False)
+    parts: list[str | Table] = []
     for group in groups:
-        console.print(heading(record.head, group), soft_wrap=True)
+        parts += [*([""] if parts else []), heading(record.head, group)]
         for table in tables(record, group):
-            console.print()
-            console.print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-
-
-_WIDEST = 400
-"""Characters; no table needs as many."""
+            parts += ["", table]
+    return as_text(parts, width)
 
 
 def _jsonl(record: Record, groups: Sequence[GroupRow]) -> str:

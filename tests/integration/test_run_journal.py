@@ -137,7 +137,7 @@ def test_a_second_process_on_the_run_is_refused(config: Path) -> None:
 
 
 async def test_a_refused_second_process_forgets_no_checkpoint(config: Path) -> None:
-    """It found one that the run had not finished yet; by the time it wants to go on from an older one the run is that much further."""
+    """It found one that the run had not finished yet; when it goes on from an older one, the run is further."""
     folder = await train(config, "trainer.save_freq=1", "trainer.max_ckpt_to_keep=3", "trainer.total_training_steps=3")
     newest = folder / "checkpoints/global_step_3"
     manifest = newest / "manifest.json"

@@ -1,7 +1,9 @@
 """`asyncrl inspect`: the numbers of a run's journal, while it is written and afterwards."""
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from asyncrl import cli
-from asyncrl.errors import JournalError
+from asyncrl.errors import JournalDamagedError, RunFolderError
 from asyncrl.journal.entries import (
     Entry,
     Header,
@@ -77,7 +79,7 @@ def check(folder: Path) -> None:
     assert (found.half_done_sessions, found.turns) == (1, 2)
     assert (found.recorded, found.retired, found.purged_step) == ([3], [2], 1)
     assert (found.cursor, found.admitted, found.trained, found.dropped, found.open) == (7, 6, 3, {"no_signal": 1}, 2)
-    assert (found.incarnation, found.sync) == (1, "full")
+    assert (found.incarnation, found.sync) == (0, "full")
 
 
 def test_the_numbers_are_the_same_beside_the_writer_and_afterwards(
@@ -108,6 +110,7 @@ def test_the_command_prints_a_table_or_json(
     assert (code, err) == (0, "")
     assert "6 admitted = 3 trained + 1 dropped (1 no_signal) + 2 open" in out
     assert "val: 1 [pending]" in out
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
     code, out, _ = run(monkeypatch, capsys, str(path.parent), "--json")
     assert json.loads(out)["partitions"]["train"]["fields"] == {"responses": {"values": 2, "bytes": 150}}
 
@@ -124,8 +127,18 @@ def test_a_folder_without_a_journal_is_one_line_that_says_what_is_there(
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {other} has no journal.db")
     assert err.endswith("there is: metrics.jsonl\n")
-    with pytest.raises(JournalError, match=r"no is not a folder; with a journal in .*: mine$"):
-        summarize(tmp_path / "no")
+    with pytest.raises(RunFolderError, match=r"min does not exist; with a journal\.db in .*: mine; did you mean mine\?$"):
+        summarize(tmp_path / "min")
+
+
+def test_a_journal_without_its_meta_is_damaged(open_one: OpenJournal, path: Path) -> None:
+    open_one().close()
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM meta WHERE name = 'asyncrl'")
+    with pytest.raises(JournalDamagedError, match=r"its meta lacks 'asyncrl'; start a new run"):
+        summarize(path.parent)
+    with pytest.raises(JournalDamagedError, match=r"its meta lacks 'asyncrl'"):
+        open_one()
 
 
 def test_a_file_that_is_no_journal_is_one_line(

@@ -1,6 +1,8 @@
 """asyncrl trace: what is shown by default, each format, and one line for what is not there."""
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl import cli
+from asyncrl.journal.sqlite import open_journal
 from asyncrl.observe.run_folder import RunFolder
 from asyncrl.observe.trace_file import Record, TraceLog
 
@@ -118,16 +121,31 @@ def test_a_perfetto_trace_goes_into_a_file(run_folder: Path, trace: Trace, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["{run}x"], "runx: no such run folder; in {parent}: 'run'; did you mean run?"),
-        (["{run}/checkpoints"], "no such run folder; in {run}: none"),
-        (["{parent}"], "has no trace.jsonl: its run had trainer.trace_groups = 0, or ended before a step did"),
+        (["{run}x"], "runx does not exist; with a trace.jsonl in {parent}: run; did you mean run?"),
+        (["{run}/checkpoints"], "checkpoints does not exist; with a trace.jsonl in {run}: nothing"),
+        (["{parent}"], "has no trace.jsonl: its run had trainer.trace_groups = 0, "),
+        (["{parent}"], "or it was no training; folders in it that have one: run"),
+        (["{run}/trace.jsonl"], "{run}/trace.jsonl is a file; give the folder of a run, such as {run}"),
+        (["a" * 5000], " cannot be looked at: File name too long"),
         (["{run}", "--step", "3"], "has no step 3; it has steps 1-2, 5"),
         (["{run}", "--group", "x"], "has no group 'x'; it has a (step 1), b (step 2), c (step 2), d (step 5), e (step 5)"),
         (["{run}", "--group", "a", "--step", "2"], "has no group 'a' in step 2; it has b (step 2), c (step 2)"),
         (["{run}", "--format", "xml"], "'xml' is not one of 'table', 'jsonl', 'perfetto'"),
         (["{run}", "--output", "{run}"], "--output {run}: cannot be written"),
     ],
-    ids=["folder", "folder in a run", "no trace", "step", "group", "group in step", "format", "output"],
+    ids=[
+        "folder",
+        "folder in a run",
+        "no trace",
+        "a level too high",
+        "file",
+        "long name",
+        "step",
+        "group",
+        "group in step",
+        "format",
+        "output",
+    ],
 )
 def test_what_is_not_there_is_one_line_that_says_what_is(run_folder: Path, trace: Trace, arguments: list[str], said: str) -> None:
     places = {"run": run_folder, "parent": run_folder.parent}
@@ -136,6 +154,43 @@ def test_what_is_not_there_is_one_line_that_says_what_is(run_folder: Path, trace
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert said.format(**places) in err
+
+
+def test_no_file_of_the_run_is_replaced(run_folder: Path, trace: Trace) -> None:
+    file = RunFolder(path=run_folder).trace
+    before = file.read_bytes()
+    (run_folder / "hf").mkdir()
+    for output in (file, run_folder / "hf" / ".." / file.name):
+        code, _, err = trace(run_folder, "--output", output)
+        said = f"--output {output}: is a file of the run already, which nothing may replace; give it another name"
+        assert (code, err) == (2, f"error: {said}\n")
+    assert file.read_bytes() == before
+    assert trace(run_folder, "--output", run_folder / "shown.txt")[0] == 0
+    outside = run_folder.parent / "shown.txt"
+    outside.write_text("old")
+    assert trace(run_folder, "--output", outside)[0] == 0
+    assert outside.read_text().startswith("group ")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_name_that_the_terminal_cannot_show_is_escaped(run_folder: Path, encoding: str) -> None:
+    folder = run_folder.rename(run_folder.with_name("größe \x1b[1m名"))
+    open_journal(folder / "journal.db").close()
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(
+        [sys.executable, "-m", "asyncrl.cli", "inspect", folder], capture_output=True, env=environment, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout
+
+
+@pytest.mark.parametrize("command", ["trace", "inspect"])
+def test_without_an_output_nothing_goes_wrong(run_folder: Path, command: str) -> None:
+    open_journal(run_folder / "journal.db").close()
+    words = [sys.executable, "-m", "asyncrl.cli", command, str(run_folder)]
+    code = f"import os; os.close(1); os.execv({words[0]!r}, {words!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_trace_without_a_whole_record_says_so(folder: RunFolder, make_record: Make, trace: Trace) -> None:
