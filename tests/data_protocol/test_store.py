@@ -7,9 +7,6 @@ import pytest
 from asyncrl.data_protocol import lives, store
 from asyncrl.data_protocol.callers import callers
 from asyncrl.data_protocol.lives import Call, all_calls
-from asyncrl.errors import RecordError
-from asyncrl.journal.entries import PutColumn, PutRows, RemoveRows
-from asyncrl.keys import TRAIN
 
 
 def of(verb: str) -> list[Call]:
@@ -54,15 +51,6 @@ def test_admitted_is_dropped_and_purged_and_open_at_any_time() -> None:
         assert counters["admitted"] == dropped + counters.get("purged_groups", 0) + is_open, call
 
 
-@pytest.mark.parametrize("verb", ["drop", "kv_clear"])
-async def test_a_key_that_a_step_trains_on_cannot_go(verb: str) -> None:
-    life = lives.Life()
-    await lives.settle(life)
-    await lives.take_step(life)
-    with pytest.raises(RecordError, match="step 1 trains on it"):
-        await life.do(verb, [lives.UID], partition_id=TRAIN, **({"reason": "any"} if verb == "drop" else {}))
-
-
 def test_what_goes_for_good_leaves_nothing() -> None:
     for call in [*of("drop"), *of("kv_clear"), *of("purge"), *of("start_over")]:
         after = call.after
@@ -74,24 +62,6 @@ def test_retired_rows_are_hidden_and_kept_and_revived_ones_neither() -> None:
     assert (retired.before.num_visible, retired.after.num_visible, retired.after.num_kept) == (3, 0, 3)
     assert (revived.after.num_visible, revived.before.stage_fields, revived.after.stage_fields) == (3, 2, 0)
     assert revived.after.state == "recorded"
-
-
-def test_what_stages_write_is_in_no_transaction() -> None:
-    by_steps = [call for call in all_calls() if call.by == "step" and call.verb == "kv_batch_put"]
-    assert by_steps
-    assert [call for call in by_steps if call.ops] == []
-    assert [
-        call for call in all_calls() if call.verb == "settle_session" and not {PutRows, PutColumn} <= {type(op) for op in call.ops}
-    ] == []
-
-
-def test_only_what_a_step_rests_on_waits_for_the_disk() -> None:
-    assert {call.verb for call in all_calls() if call.is_synced} == {"record", "start_over"}
-
-
-def test_a_higher_attempt_takes_the_rows_of_the_lower_along() -> None:
-    again = [call for call in of("open_lease") if any(isinstance(op, RemoveRows) for op in call.ops)]
-    assert [(call.before.num_visible, call.after.num_visible) for call in again] == [(3, 2)]
 
 
 def test_the_callers_are_found() -> None:
