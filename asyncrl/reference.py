@@ -1,7 +1,7 @@
 """What needs no torch of the reference, rendered from the code itself: the field catalogue and every configuration key.
 
 `asyncrl fields` prints the first; `docs/generate.py` writes both as Markdown (the first as a part of docs/data-protocol.md, whose
-other parts are in `asyncrl/data_protocol/`), and a test compares them with docs/.
+other parts are in `asyncrl/protocol_page/`), and a test compares them with docs/.
 """
 
 import json

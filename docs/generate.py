@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from asyncrl.data_protocol import fill
+from asyncrl.protocol_page import fill
 from asyncrl.reference import configuration_page
 
 

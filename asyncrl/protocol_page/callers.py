@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 
 import asyncrl
-from asyncrl.data_protocol.lives import verbs
+from asyncrl.protocol_page.lives import verbs
 from asyncrl.reference import markdown
 
 _PRODUCT = Path(asyncrl.__path__[0])
 _ROOMS = {"agents": _PRODUCT / "agents", "replay": _PRODUCT / "replay", "asyncrl": _PRODUCT}
 """Name on the page -> folder; the links are folders of their own."""
-_APART = ("transfer_queue", "data_protocol", "agents", "replay", "tools")
+_APART = ("transfer_queue", "protocol_page", "agents", "replay", "tools")
 """Folders below asyncrl that are not read: the store, who watches it, and the links."""
 
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from asyncrl.data_protocol import lives, store
-from asyncrl.data_protocol.callers import callers
-from asyncrl.data_protocol.lives import Call, all_calls
+from asyncrl.protocol_page import lives, store
+from asyncrl.protocol_page.callers import callers
+from asyncrl.protocol_page.lives import Call, all_calls
 
 
 def of(verb: str) -> list[Call]:
@@ -69,4 +69,4 @@ def test_the_callers_are_found() -> None:
     assert found["admit"] == ["agents/runner.py"]
     assert found["record"] == ["replay/buffer.py"]
     assert found["retire"] == ["asyncrl/trainer.py"]
-    assert [path for files in found.values() for path in files if "transfer_queue" in path or "data_protocol" in path] == []
+    assert [path for files in found.values() for path in files if "transfer_queue" in path or "protocol_page" in path] == []

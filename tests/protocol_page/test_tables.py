@@ -10,12 +10,12 @@ import pytest
 from asyncrl import errors
 from asyncrl.assembly import stages_of
 from asyncrl.config import TrainRun
-from asyncrl.data_protocol import tables
-from asyncrl.data_protocol.tables import data_errors, meaning_and_remedy, run_stages
 from asyncrl.errors import TransitionError
 from asyncrl.fields import CATALOGUE
 from asyncrl.ports import GroupStatus
 from asyncrl.protocol import invariants
+from asyncrl.protocol_page import tables
+from asyncrl.protocol_page.tables import data_errors, meaning_and_remedy, run_stages
 from asyncrl.replay.groups import PromptGroup, transition
 from asyncrl.stages.stage import Stage
 
@@ -83,7 +83,7 @@ def test_every_invariant_has_a_line() -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_every_error_of_the_data_protocol_says_what_to_do() -> None:
+def test_every_error_of_the_protocol_page_says_what_to_do() -> None:
     for kind in data_errors():
         meaning, remedy = meaning_and_remedy(kind)
         assert meaning.endswith((".", ":")), kind

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.data_protocol import BLOCKS, fill
-from asyncrl.data_protocol.lives import READS, verbs
 from asyncrl.fields import TAGS
+from asyncrl.protocol_page import BLOCKS, fill
+from asyncrl.protocol_page.lives import READS, verbs
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "data-protocol.md").read_text(encoding="utf-8")

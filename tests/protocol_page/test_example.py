@@ -2,10 +2,10 @@
 
 import torch
 
-from asyncrl.data_protocol import example
 from asyncrl.keys import TRAIN, GroupLease, SessionLease
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.invariants import check_batch
+from asyncrl.protocol_page import example
 from asyncrl.stages.contract import ROW_FIELDS
 from asyncrl.transfer_queue import TransferQueue
 

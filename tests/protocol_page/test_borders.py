@@ -12,13 +12,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from asyncrl.data_protocol import example
-from asyncrl.data_protocol.tables import ALWAYS, CHECKED
 from asyncrl.keys import TRAIN, GroupLease, SessionLease, StepLease
 from asyncrl.ports import StepContext
 from asyncrl.protocol import invariants
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.ragged import lengths_of, ragged
+from asyncrl.protocol_page import example
+from asyncrl.protocol_page.tables import ALWAYS, CHECKED
 from asyncrl.stages.contract import ROW_FIELDS, check_cleanup, check_sample
 from asyncrl.stages.stage import Stage, StageOutput, StepScope, run_stage
 from asyncrl.trainer import Trainer

@@ -1,6 +1,6 @@
 """The generated parts of docs/data-protocol.md: every table and diagram of it that the code can tell by itself.
 
-catalogue, errors, invariants, stages, a store that is watched -> [data_protocol] -> docs/generate.py
+catalogue, errors, invariants, stages, a store that is watched -> [protocol_page] -> docs/generate.py
 
 The prose of the page is written by hand. Between `<!-- generated: NAME -->` and `<!-- end -->` stands what `BLOCKS[NAME]` returns;
 a test fails while the two differ. Loads torch, which `asyncrl fields` does not: that prints from `asyncrl/reference.py`.
@@ -9,7 +9,7 @@ a test fails while the two differ. Loads torch, which `asyncrl fields` does not:
 import re
 from collections.abc import Callable
 
-from asyncrl.data_protocol import callers, example, store, tables
+from asyncrl.protocol_page import callers, example, store, tables
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "fields-of-a-row": tables.fields_of_a_row,

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
-from asyncrl.data_protocol.lives import STATES, Call, all_calls, verbs
-from asyncrl.data_protocol.tables import docstring_of, mermaid
 from asyncrl.journal.entries import Op, PutCounters
+from asyncrl.protocol_page.lives import STATES, Call, all_calls, verbs
+from asyncrl.protocol_page.tables import docstring_of, mermaid
 from asyncrl.reference import markdown
 from asyncrl.transfer_queue import TransferQueue
 
