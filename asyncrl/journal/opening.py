@@ -68,7 +68,10 @@ def reason_of(file: Path, error: sqlite3.Error) -> str:
                 raise
             except OSError as found:
                 return f"{file}: {found.strerror}"
-    return f"{error} ({error.sqlite_errorname})"
+    is_disk = error.sqlite_errorname.startswith(("SQLITE_IOERR", "SQLITE_FULL"))
+    return f"{error} ({error.sqlite_errorname})" + (
+        ", so the disk is full or fails, or a file would be too large" if is_disk else ""
+    )
 
 
 def connect(path: Path) -> sqlite3.Connection:

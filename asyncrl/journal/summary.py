@@ -43,8 +43,9 @@ class PartitionSummary:
 class Summary:
     """Everything that `asyncrl inspect` shows.
 
-    incarnation: how often the journal had been opened before, as in leases and in the trace. open_groups, open_sessions: leases. turns: of sessions that have not settled. recorded, retired: steps; a recorded one is under
-    way. trained: groups of retired and purged steps; open = admitted - dropped - trained. cursor: prompts that the feed handed out.
+    incarnation: how often the journal had been opened before, as in leases and in the trace. open_groups, open_sessions: leases.
+    turns: of sessions that have not settled. recorded, retired: steps; a recorded one is under way. trained: groups of retired and
+    purged steps; open = admitted - dropped - trained. cursor: prompts that the feed handed out.
     """
 
     path: str
@@ -156,7 +157,7 @@ def _sizes(reader: Reader) -> dict[str, dict[str, FieldSummary]]:
 
 
 def render(summary: Summary, *, width: int | None = None) -> str:
-    """Two tables: groups and counts, then keys and bytes of each partition. width: in characters; None: as they need."""
+    """Two tables: groups and counts, then keys and bytes of each partition. width: of the terminal, or None."""
     return as_text([summary.path, _about(summary), "", _fields(summary)], width)
 
 

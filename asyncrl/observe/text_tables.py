@@ -9,14 +9,26 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
+_NARROWEST = 132
+"""Characters. In fewer the widest table would write its words one letter a line; a terminal breaks whole lines better."""
+
 _WIDEST = 400
 """Characters; no table needs as many."""
 
 
 def as_text(parts: Iterable[str | Table], width: int | None) -> str:
-    """Lines of text, which are never broken, and tables, whose columns share `width` characters; None: as many as they need."""
+    """Lines of text, which are never broken, and tables. width: of the terminal, whose characters the columns of a table share
+    unless it is too narrow; None: a file or a pager, where they take as many as they need.
+    """
     out = io.StringIO()
-    console = Console(file=out, width=width or _WIDEST, color_system=None, highlight=False, markup=False, emoji=False)
+    console = Console(
+        file=out,
+        width=_WIDEST if width is None else max(width, _NARROWEST),
+        color_system=None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, str))
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from rich.table import Table
-
 from asyncrl.errors import DataError
 from asyncrl.observe.perfetto import trace_events
 from asyncrl.observe.run_folder import RunFolder, existing_file
@@ -29,7 +27,7 @@ class TraceFormat(StrEnum):
 def render_trace(folder: Path, *, group: str | None, step: int | None, form: TraceFormat, width: int | None = None) -> str:
     """The groups asked for: `group` in the newest step that has it, or in `step`; all groups of `step`; else the newest one.
 
-    width: of a table, in characters; None: as wide as its columns need, for a file or a pager.
+    width: of the terminal, in characters; None: tables are as wide as they need, for a file or a pager.
     Raises RunFolderError or DataError, which names what is there, for a folder, step or group that is not.
     """
     file = _open(folder)
@@ -54,10 +52,8 @@ def write_output(path: Path, text: str, *, run: Path) -> None:
 
 
 def _open(folder: Path) -> TraceFile:
-    name = RunFolder(path=folder).trace.name
-    file = TraceFile(
-        existing_file(folder, name, "its run had trainer.trace_groups = 0, no step of it has ended, or it was no training")
-    )
+    reasons = "its run had trainer.trace_groups = 0, no step of it has ended, or it was no training"
+    file = TraceFile(existing_file(folder, RunFolder(path=folder).trace.name, reasons))
     if not file.heads:
         raise DataError(f"{file.path} has no whole step yet")
     return file
@@ -103,12 +99,11 @@ def _steps_text(steps: Sequence[int]) -> str:
 
 
 def _table(record: Record, groups: Sequence[GroupRow], width: int | None) -> str:
-    parts: list[str | Table] = []
+    shown = []
     for group in groups:
-        parts += [*([""] if parts else []), heading(record.head, group)]
-        for table in tables(record, group):
-            parts += ["", table]
-    return as_text(parts, width)
+        parts = [part for table in tables(record, group) for part in ("", table)]
+        shown.append(as_text([heading(record.head, group), *parts], width))
+    return "\n".join(shown)
 
 
 def _jsonl(record: Record, groups: Sequence[GroupRow]) -> str:

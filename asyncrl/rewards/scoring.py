@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from asyncrl.config import RewardConfig
-from asyncrl.errors import DeadlineError, RewardError
+from asyncrl.errors import DeadlineError, RewardError, RunFolderError
 from asyncrl.ports import Json, RewardRequest, RewardResult, RewardScorer, World
 from asyncrl.rewards import frames
 from asyncrl.rewards.managers import MANAGERS, CallFunction
@@ -51,7 +51,8 @@ async def open_scorer(config: RewardConfig, *, world: World, log: Path | None = 
     """Open the scorer of a run; leaving the block ends its processes.
 
     log: file to which the output of the function is appended; None: it goes to this process's stderr.
-    Raises RewardSpecError, one line, when the function does not exist, does not import or cannot be called.
+    Raises RewardSpecError, one line, when the function does not exist, does not import or cannot be called, RunFolderError when the
+    log cannot be written.
     """
     check_name(config.function)
     folder, output = await world.offload(_surroundings, log)
@@ -87,7 +88,10 @@ def _through(pool: WorkerPool, name: str) -> CallFunction:
 
 def _surroundings(log: Path | None) -> tuple[str, IO[bytes] | None]:
     """The working directory, and the open log."""
-    return os.getcwd(), log.open("ab") if log else None
+    try:
+        return os.getcwd(), log.open("ab") if log else None
+    except OSError as error:
+        raise RunFolderError(f"{log} cannot be written: {error.strerror}; the folder of a run must stay writable") from error
 
 
 async def check_function(config: RewardConfig, *, world: World) -> None:

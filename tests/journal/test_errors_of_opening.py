@@ -106,6 +106,18 @@ def test_a_file_that_may_not_be_written(written: Path, public_folder: Path) -> N
         assert f"{path} may not be written" in refusal(path, JournalError)
 
 
+def test_a_disk_that_is_full_says_so(path: Path) -> None:
+    code = (
+        "import resource, signal, sys; from pathlib import Path; from asyncrl.journal.sqlite import open_journal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        "try: open_journal(Path(sys.argv[1]))\nexcept ValueError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{path} cannot be opened: ")
+    assert done.stdout.endswith(", so the disk is full or fails, or a file would be too large\n")
+    open_journal(path).close()
+
+
 def test_a_left_over_journal_in_a_folder_that_may_not_be_written_can_be_read(
     path: Path, public_folder: Path, open_one: OpenJournal, make: SimpleNamespace
 ) -> None:

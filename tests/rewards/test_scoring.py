@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.errors import DeadlineError, RewardError
+from asyncrl.errors import DeadlineError, RewardError, RunFolderError
 from asyncrl.ports import RewardRequest, RewardResult
 from asyncrl.rewards.scoring import Scorer
 
@@ -140,6 +140,15 @@ async def test_output_of_the_function_goes_to_the_log(project: Project, opened: 
     async with opened("my_rewards:score") as scorer:
         await scorer.score(ask("hostile"))
     assert (tmp_path / "worker.log").read_text().splitlines() == ["told", "by a child"]
+
+
+async def test_a_log_that_cannot_be_written_is_one_line_of_the_user(opened: Opened, tmp_path: Path) -> None:
+    (tmp_path / "worker.log").mkdir()
+    with pytest.raises(
+        RunFolderError, match=r"worker\.log cannot be written: Is a directory; the folder of a run must stay writable"
+    ):
+        async with opened("exact_match"):
+            pass
 
 
 async def test_a_hanging_call_is_killed_at_its_deadline_and_the_others_go_on(project: Project, opened: Opened, ask: Ask) -> None:
