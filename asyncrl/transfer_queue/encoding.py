@@ -127,9 +127,9 @@ def _of_anything(value: Any, dtype: torch.dtype | None) -> torch.Tensor:
     """As torch reads it, except that torch would turn 0.5 into 0 and 2 into True without a word. Raises ValueError for those."""
     tensor = torch.as_tensor(value, dtype=dtype)
     if dtype is not None and not dtype.is_floating_point:
-        lost = tensor.double() != torch.as_tensor(value, dtype=torch.float64)
-        if lost.any():
-            raise ValueError(f"{value!r} would become {tensor.tolist()}")
+        given = torch.as_tensor(value, dtype=torch.float64)
+        for lost in (tensor.double() != given).nonzero()[:1]:
+            raise ValueError(f"{given[tuple(lost)].item():g} would become {tensor[tuple(lost)].item()}")
     return tensor
 
 
