@@ -36,7 +36,9 @@ class Ledger:
     ) -> None:
         self.counters: Counter[str] = Counter(counters or {})
         self.records: dict[int, StepRecord] = dict(records or {})
-        self.turns: dict[tuple[str, int], list[Turn]] = dict(turns or {})
+        self._turns: dict[str, dict[int, list[Turn]]] = {}
+        for (uid, session_id), kept in (turns or {}).items():
+            self._turns.setdefault(uid, {})[session_id] = kept
         under_way = (record for record in self.records.values() if not record.is_retired)
         self._step_of = {key: record.step for record in under_way for key in [*record.keys, *record.uids]}
 
@@ -130,21 +132,40 @@ class Ledger:
 
     # --- turns
 
+    @property
+    def num_turns(self) -> int:
+        """Of all sessions under way."""
+        return sum(len(turns) for sessions in self._turns.values() for turns in sessions.values())
+
+    @property
+    def sessions(self) -> list[tuple[str, int]]:
+        """That have a turn."""
+        return [(uid, session_id) for uid, sessions in self._turns.items() for session_id in sessions]
+
+    def turns(self, uid: str, session_id: int) -> Sequence[Turn]:
+        """Of a session under way, from its first."""
+        return self._turns.get(uid, {}).get(session_id, [])
+
     def check_turn(self, uid: str, session_id: int, turn: int) -> None:
         """Raises RecordError for a turn that does not follow the last one."""
-        number = len(self.turns.get((uid, session_id), ()))
+        number = len(self.turns(uid, session_id))
         if turn != number:
             raise RecordError(f"turn {turn} of session {uid}_{session_id} cannot be written: {number} turns are")
 
     def put_turn(self, uid: str, session_id: int, turn: Turn) -> Op:
-        turns = self.turns.setdefault((uid, session_id), [])
+        turns = self._turns.setdefault(uid, {}).setdefault(session_id, [])
         turns.append(turn)
         columns = {name: (header_of(block.schema), block.values.data) for name, block in turn.items()}
         return PutTurn(uid, session_id, len(turns) - 1, columns)
 
     def remove_turns(self, sessions: Collection[SessionOf]) -> list[Op]:
-        groups = {uid for uid, session_id in sessions if session_id is None}
-        gone = [key for key in self.turns if key in sessions or key[0] in groups]
-        for key in gone:
-            del self.turns[key]
+        """`(uid, None)`: of all sessions of the group."""
+        gone: list[SessionOf] = []
+        for uid, session_id in sessions:
+            of_group = self._turns.get(uid, {})
+            for number in [*of_group] if session_id is None else [session_id]:
+                if of_group.pop(number, None) is not None:
+                    gone.append((uid, number))
+            if not of_group:
+                self._turns.pop(uid, None)
         return [RemoveTurns(gone)] if gone else []

@@ -191,7 +191,7 @@ class TransferQueue:
 
     async def kv_turns(self, uid: str, session_id: int) -> list[TensorDict]:
         """What a session under way has kept of its turns: one TensorDict [1] a turn, copied."""
-        kept = self._state.ledger.turns.get((uid, session_id), [])
+        kept = self._state.ledger.turns(uid, session_id)
         return [Gatherer().batch({name: [(block, 0)] for name, block in turn.items()}, 1) for turn in kept]
 
     async def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
@@ -288,7 +288,7 @@ class TransferQueue:
             "open_leases": len(state.leases),
             "watchers": len(state.watches),
             "records": len(state.ledger.records),
-            "turns": sum(map(len, state.ledger.turns.values())),
+            "turns": state.ledger.num_turns,
             **state.counts,
             **{f"ledger/{name}": value for name, value in state.ledger.counters.items()},
             **({} if self._journal is None else self._journal.stats()),

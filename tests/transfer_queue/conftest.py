@@ -45,7 +45,7 @@ def look_at(queue: TransferQueue, *, is_durable: bool = False) -> dict[str, Any]
             for name, partition in state.partitions.items()
         },
         "leases": {uid: sorted(state.leases.entries(uid), key=repr) for uid in state.leases.uids},
-        "turns": {session: [_turn(turn) for turn in turns] for session, turns in state.ledger.turns.items()},
+        "turns": {session: [_turn(turn) for turn in state.ledger.turns(*session)] for session in state.ledger.sessions},
         "records": dict(state.ledger.records),
         "counters": {name: value for name, value in state.ledger.counters.items() if value},
         "row ids": repr(state.row_ids),
