@@ -163,9 +163,8 @@ class Ledger:
         gone: list[SessionOf] = []
         for uid, session_id in sessions:
             of_group = self._turns.get(uid, {})
-            for number in [*of_group] if session_id is None else [session_id]:
-                if of_group.pop(number, None) is not None:
-                    gone.append((uid, number))
+            asked = [*of_group] if session_id is None else [session_id]
+            gone += [(uid, number) for number in asked if of_group.pop(number, None) is not None]
             if not of_group:
                 self._turns.pop(uid, None)
         return [RemoveTurns(gone)] if gone else []
