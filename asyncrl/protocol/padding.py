@@ -45,14 +45,6 @@ def padded(batch: KVBatchMeta, count: int) -> KVBatchMeta:
     )
 
 
-def pad_rows(batch: KVBatchMeta, columns: TensorDict, multiple: int) -> tuple[KVBatchMeta, TensorDict]:
-    """As many padding rows after the batch as make its count a multiple; none when it is one. columns: as `with_padding`."""
-    if multiple < 1:
-        raise ValueError(f"a batch of {len(batch)} rows has no multiple of {multiple}; give at least 1")
-    whole = padded(batch, -len(batch) % multiple)
-    return whole, with_padding(whole, columns)
-
-
 def with_padding(batch: KVBatchMeta, columns: TensorDict) -> TensorDict:
     """Columns of the batch's trajectories, in its order, completed by its padding rows.
 

@@ -87,22 +87,6 @@ def balance(batch: KVBatchMeta, dp_size: int, *, groups_each: int, equal_counts:
     return Dispatch(whole=whole, shards=tuple(shards), metrics=seqlen_metrics(batch, shards))
 
 
-def shards(batch: KVBatchMeta, dp_size: int) -> list[KVBatchMeta]:
-    """The batch cut into contiguous parts of one count a rank, as a mesh does that gives every rank as many rows.
-
-    Raises FieldError with the arithmetic when the count is no multiple.
-    """
-    if dp_size < 1:
-        raise ValueError(f"a batch of {len(batch)} rows cannot be cut into {dp_size} shards; give at least 1")
-    each, rest = divmod(len(batch), dp_size)
-    if rest:
-        raise FieldError(
-            f"{len(batch)} rows cannot be cut into {dp_size} shards of one count: {len(batch)} = {dp_size} x {each} + {rest}; "
-            f"{dp_size - rest} padding rows would make it {dp_size * (each + 1)} (balance with equal_counts, or pad_rows)"
-        )
-    return [batch.select(range(rank * each, rank * each + each)) for rank in range(dp_size)]
-
-
 def seqlen_metrics(batch: KVBatchMeta, shards: Sequence[Shard]) -> dict[str, float]:
     """Tokens a rank, under verl's names: min, max and minmax_diff of the batch cut into contiguous parts as it was sampled,
     balanced_min and balanced_max of the shards, and the mean. Padding rows do not count.

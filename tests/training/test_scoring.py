@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tensordict import TensorDict
 
 from asyncrl.protocol.batch_meta import KVBatchMeta
-from asyncrl.protocol.padding import pad_rows
+from asyncrl.protocol.padding import padded, with_padding
 from asyncrl.training.scoring import Rows
 
 
@@ -13,7 +13,8 @@ def test_rows_without_a_policy_token_are_in_no_micro_batch(make_columns: Callabl
     """A response of nothing, and padding rows; the micro-batches of the others are as if these were not there."""
     columns = make_columns([(3, 9), (2, 0), (4, 8), (3, 7)])
     batch = KVBatchMeta(partition_id="train", keys=("a_0_0", "a_1_0", "b_0_0", "b_1_0"), tags=({},) * 4)
-    whole, wide = pad_rows(batch, columns, 7)
+    whole = padded(batch, 3)
+    wide = with_padding(whole, columns)
     assert len(whole) == 7
     expected = Rows.of(columns).micro_batches(range(4), 24)
     assert sorted(row for rows in expected for row in rows) == [0, 2, 3]
