@@ -127,8 +127,9 @@ class Tables:
         for number, uid, session_id in connection.execute("SELECT id, uid, session_id FROM turn ORDER BY id"):
             self._turns.setdefault(uid, {}).setdefault(session_id, []).append(number)
         self._next_turn_id = self._first("SELECT IFNULL(MAX(id), 0) + 1 FROM turn")
-        self._forgotten: deque[tuple[int, int, int | None]] = deque()
-        self._num_forgotten = 0
+        self._removed: deque[tuple[int, int, int | None]] = deque()
+        self.num_removed_rows = 0
+        """Rows that are removed and not yet deleted."""
         for number, row_ids in connection.execute("SELECT id, row_ids FROM removal ORDER BY id"):
             self._plan_removal(number, array("q", row_ids))
         self._next_removal_id = self._first("SELECT IFNULL(MAX(id), 0) + 1 FROM removal")
@@ -138,11 +139,6 @@ class Tables:
     def _first(self, query: str) -> int:
         number: int = self._connection.execute(query).fetchone()[0]
         return number
-
-    @property
-    def num_removed_rows(self) -> int:
-        """Rows that are removed and not yet deleted."""
-        return self._num_forgotten
 
     def apply(self, entries: Iterable[Entry]) -> int:
         """Write entries, in order, into the open transaction. Returns about how many bytes they change."""
@@ -256,22 +252,22 @@ class Tables:
         """Queue the deletions of a removal; the last one names it, because then its line can go too."""
         runs = [*runs_of(sorted(set(numbers)), CHUNK_ROWS)]
         for first, stop in runs:
-            self._forgotten.append((first, stop, removal if (first, stop) == runs[-1] else None))
-            self._num_forgotten += stop - first
+            self._removed.append((first, stop, removal if (first, stop) == runs[-1] else None))
+            self.num_removed_rows += stop - first
 
     def forget(self, most_rows: int = CHUNK_ROWS) -> int:
         """Delete some removed rows in the open transaction. Returns about how many bytes it changes; 0: nothing was left."""
-        if not self._forgotten:
+        if not self._removed:
             return 0
         num_rows = 0
-        while self._forgotten and num_rows < most_rows:
-            first, stop, removal = self._forgotten.popleft()
+        while self._removed and num_rows < most_rows:
+            first, stop, removal = self._removed.popleft()
             self._connection.execute("DELETE FROM row WHERE id >= ? AND id < ?", (first, stop))
             self._connection.execute("DELETE FROM cell WHERE id >= ? AND id < ?", (first << NAME_BITS, stop << NAME_BITS))
             if removal is not None:
                 self._connection.execute("DELETE FROM removal WHERE id = ?", (removal,))
             num_rows += stop - first
-        self._num_forgotten -= num_rows
+        self.num_removed_rows -= num_rows
         if self._kept_row_id < self._next_row_id:
             write_meta(self._connection, "next_row_id", self._next_row_id)
             self._kept_row_id = self._next_row_id
