@@ -3,7 +3,7 @@
     store -> get (trajectories) -> [with_padding] -> rank computes -> [drop_padding] -> put (trajectories) -> store
 
 They live between the store and the ranks. The store never holds one, so nothing that reads it (replay, lineage, dumps, retirement)
-can count one. Invariants:
+can count one. Today's actor takes different counts on its ranks and asks for none; `balance(equal_counts=True)` does. Invariants:
 1. A padding row weighs nothing: no policy token, no reward, no advantage, its own uid, tag `is_padding`. Adding any number of them
    changes no loss, gradient, metric or count (`tests/training/test_padding_changes_nothing.py`, to the bit).
 2. It is as short as can be: one prompt and one response token, so that every axis has an entry and no column of a shard is empty.
