@@ -102,7 +102,8 @@ class RealWorld:
         self._lock = threading.Lock()
 
     def now(self) -> float:
-        return asyncio.get_running_loop().time()
+        """The clock of asyncio's loop and of uvloop, whose own `time` counts whole milliseconds."""
+        return time.monotonic()
 
     def wall_time(self) -> float:
         return time.time()

@@ -1,6 +1,7 @@
 """The real world: deadlines, abandoned threads, and seeds that are the same everywhere."""
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import DeadlineError
+from asyncrl.event_loop import run_loop
 from asyncrl.world import DaemonPool, RealWorld, derive_seed
 
 
@@ -194,6 +196,14 @@ def test_uids_of_a_run_are_sixteen_hex_digits_and_differ() -> None:
     assert len(set(uids)) == 1000
     assert all(len(uid) == 16 and int(uid, 16) >= 0 for uid in uids)
     assert world.uid(0) != other.uid(0)
+
+
+def test_now_tells_less_than_a_millisecond_apart_on_the_loop_of_a_run() -> None:
+    async def seen(world: RealWorld) -> set[float]:
+        return {world.now() for _ in range(10_000)}
+
+    times = sorted(run_loop(seen(RealWorld())))
+    assert min(later - earlier for earlier, later in itertools.pairwise(times)) < 1e-4
 
 
 async def test_now_is_the_loops_clock() -> None:
