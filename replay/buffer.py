@@ -7,7 +7,7 @@ groups finish: the make-up of every batch is a function of admissions and drops.
 1. A batch is the first `batch_size` alive groups in admission order, all finished, with all their trajectories.
 2. A failed group is dropped and counted as soon as it is seen; its place is free.
 3. What `run` raises, `sample` raises: a dead watch is never a silent wait.
-4. A step keeps its groups: after `restore` the same step samples the same keys.
+4. A step keeps its groups: after `restore`, or a sample that was cut short, the same step samples the same keys.
 """
 
 import logging
@@ -179,9 +179,10 @@ class ReplayBuffer:
         late = partial(self._waiting_text, step, batch_size, started)
         async with within(self._config.sample_timeout_s, late):
             uids = await self._wait_for_groups(batch_size)
-        self._admission.record(step, uids)
         batch = self._batch(uids)
+        # The store acts at once, and none of these groups can go from then on: who is cut short in this wait samples them again.
         await self._queue.record(step, batch.keys, partition_id=self._partition_id)
+        self._admission.record(step, uids)
         return batch
 
     def _check_order(self, step: int) -> None:
@@ -192,7 +193,7 @@ class ReplayBuffer:
             )
 
     async def _wait_for_groups(self, batch_size: int) -> tuple[str, ...]:
-        """Returns without an await after the check, so the groups are still those when they are recorded."""
+        """Returns without an await after the check, so the groups are still those when the store records them."""
         while True:
             self._raise_if_broken()
             head = self._admission.alive[:batch_size]

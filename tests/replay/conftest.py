@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrl.config import ReplayConfig
+from asyncrl.journal.port import Journal
 from asyncrl.keys import GroupLease, SessionLease, StepLease
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.replay import Admission, ReplayBuffer
@@ -20,8 +21,8 @@ GROUP_SIZE = 2
 class Rig:
     """What a trainer and its runner do to replay, step by step."""
 
-    def __init__(self, *, batch_size: int, updates: int, max_staleness: int, config: ReplayConfig) -> None:
-        self.queue = TransferQueue()
+    def __init__(self, *, batch_size: int, updates: int, max_staleness: int, config: ReplayConfig, journal: Journal | None) -> None:
+        self.queue = TransferQueue(journal)
         self.admission = Admission(batch_size=batch_size, updates=updates, max_staleness=max_staleness)
         self.replay = ReplayBuffer(self.queue, self.admission, group_size=GROUP_SIZE, config=config, world=RealWorld())
         self.batch_size = batch_size
@@ -71,10 +72,16 @@ class Rig:
 
 @asynccontextmanager
 async def _start(
-    *, batch_size: int = 2, updates: int = 1, max_staleness: int = 0, sample_timeout_s: float = 30.0, max_failed: int = 32
+    *,
+    batch_size: int = 2,
+    updates: int = 1,
+    max_staleness: int = 0,
+    sample_timeout_s: float = 30.0,
+    max_failed: int = 32,
+    journal: Journal | None = None,
 ) -> AsyncIterator[Rig]:
     config = ReplayConfig(sample_timeout_s=sample_timeout_s, max_failed_groups_in_a_row=max_failed)
-    rig = Rig(batch_size=batch_size, updates=updates, max_staleness=max_staleness, config=config)
+    rig = Rig(batch_size=batch_size, updates=updates, max_staleness=max_staleness, config=config, journal=journal)
     running = asyncio.create_task(rig.replay.run())
     await settle_loop()
     try:

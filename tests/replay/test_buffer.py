@@ -17,6 +17,7 @@ from asyncrl.errors import (
     TooManyFailuresError,
     TransitionError,
 )
+from asyncrl.journal.model import MemoryJournal
 from asyncrl.keys import GroupLease, StepLease
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.transfer_queue import TransferQueue
@@ -259,6 +260,27 @@ async def test_a_failed_step_gets_its_own_groups_again(start_rig: StartRig) -> N
         rig.admission.publish(1)
         assert (await rig.replay.sample(2, 1)).uids == ("b", "b")
         rig.admission.check_conservation()
+
+
+async def test_a_sample_that_is_cut_short_while_its_record_is_written_gets_the_same_groups(
+    start_rig: StartRig, settled: Settled
+) -> None:
+    async with start_rig(batch_size=1, max_staleness=1, journal=MemoryJournal()) as rig:
+        for uid in ("a", "b"):
+            await rig.admit(uid)
+            await rig.finish(uid)
+        await settled()
+        sampling = asyncio.create_task(rig.replay.sample(1, 1))
+        await asyncio.sleep(0)
+        assert rig.queue.stats()["records"] == 1
+        sampling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sampling
+        rig.admission.check_conservation()
+        batch = await rig.replay.sample(1, 1)
+        assert batch.uids == ("a", "a")
+        await rig.train(1, batch)
+        assert (await rig.replay.sample(2, 1)).uids == ("b", "b")
 
 
 async def test_only_a_step_under_way_can_be_restored(start_rig: StartRig, settled: Settled) -> None:
