@@ -57,6 +57,7 @@ def record(state: State, step: int, keys: Sequence[str], partition_id: str) -> l
         return [PutRecord(state.ledger.records[step])]  # once more, as whoever asked first may not have waited until it was kept
     partition = state.partition(partition_id)
     uids = tuple(dict.fromkeys(partition.row(key).owner.uid for key in keys))
+    state.ledger.check_trained_once(step, uids)
     _check_settled(state, step, partition, uids, frozenset(keys))
     prompts = [uid for uid in uids if uid in partition.rows]
     row_ids = tuple(partition.rows[key].row_id for key in [*keys, *prompts])

@@ -5,7 +5,8 @@ admit, drop -> counters;  record -> retire -> purge;  put_turn -> settle
 Everything here is synchronous; what changes comes back as operations for the journal. Invariants:
 1. A record of a step is made once, and is the same until it is purged.
 2. Steps are recorded and purged in order; only a retired step is purged.
-3. A key is in at most one record that is not retired, and as long as it is, it does not go and its group has no lease.
+3. A key and a group are in at most one record: a trajectory is trained once in the lineage of a checkpoint. Until that is retired,
+   the key does not go and its group has no lease.
 4. Turns of a session are numbered from 0 without a gap.
 """
 
@@ -39,8 +40,7 @@ class Ledger:
         self._turns: dict[str, dict[int, list[Turn]]] = {}
         for (uid, session_id), kept in (turns or {}).items():
             self._turns.setdefault(uid, {})[session_id] = kept
-        under_way = (record for record in self.records.values() if not record.is_retired)
-        self._step_of = {key: record.step for record in under_way for key in [*record.keys, *record.uids]}
+        self._step_of = {key: record.step for record in self.records.values() for key in [*record.keys, *record.uids]}
 
     # --- counters
 
@@ -70,13 +70,20 @@ class Ledger:
         last = max(self.records, default=self.counters["purged_step"])
         if step <= last:
             raise RecordError(f"step {step} cannot be recorded after step {last}")
+        self.check_trained_once(step, keys)
+
+    def check_trained_once(self, step: int, keys: Sequence[str]) -> None:
+        """Raises RecordError for a trajectory or a group that the record of another step has, retired or not."""
         for key in keys:
-            if key in self._step_of:
-                raise RecordError(f"key {key!r} cannot be recorded for step {step}: step {self._step_of[key]} trains on it")
+            other = self._step_of.get(key, step)
+            if other != step:
+                verb = "has trained" if self.records[other].is_retired else "trains"
+                raise RecordError(f"key {key!r} cannot be recorded for step {step}: step {other} {verb} on it")
 
     def step_of(self, key: str) -> int | None:
         """The step that trains on a trajectory or a group, from its record to its retirement."""
-        return self._step_of.get(key)
+        step = self._step_of.get(key)
+        return None if step is None or self.records[step].is_retired else step
 
     def record(self, record: StepRecord) -> Op:
         self.records[record.step] = record
@@ -97,13 +104,11 @@ class Ledger:
     def refuse_recorded(self, keys: Collection[str], *, but: int | None = None) -> None:
         """Raises RecordError for a key that a step trains on."""
         for key in keys:
-            if self._step_of.get(key, but) != but:
-                raise RecordError(f"key {key!r} cannot go: step {self._step_of[key]} trains on it")
+            if (step := self.step_of(key)) not in (None, but):
+                raise RecordError(f"key {key!r} cannot go: step {step} trains on it")
 
     def retire(self, step: int) -> Op:
         record = self.records[step] = replace(self.records[step], is_retired=True)
-        for key in [*record.keys, *record.uids]:
-            self._step_of.pop(key, None)
         return PutRecord(record)
 
     def purge(self, step: int) -> list[Op]:
@@ -114,8 +119,7 @@ class Ledger:
             raise RecordError(f"steps up to {step} cannot be purged: step {early} is not retired")
         if not gone:
             return []
-        for record in gone:
-            del self.records[record.step]
+        self._forget(gone)
         groups = self.counters["purged_groups"] + sum(len(record.uids) for record in gone)
         row_ids = [row_id for record in gone for row_id in record.row_ids]
         counted = self.count(purged_step=gone[-1].step, purged_groups=groups)
@@ -124,11 +128,15 @@ class Ledger:
     def forget_after(self, step: int) -> list[Op]:
         """The records after `step` never were."""
         gone = [record for record in self.records.values() if record.step > step]
-        for record in gone:
-            del self.records[record.step]
-        self._step_of = {key: number for key, number in self._step_of.items() if number <= step}
+        self._forget(gone)
         row_ids = [row_id for record in gone for row_id in record.row_ids]
         return [RemoveRows(row_ids), RemoveRecords([record.step for record in gone])] if gone else []
+
+    def _forget(self, records: Sequence[StepRecord]) -> None:
+        for record in records:
+            del self.records[record.step]
+            for key in [*record.keys, *record.uids]:
+                self._step_of.pop(key, None)
 
     # --- turns
 

@@ -68,6 +68,10 @@ class Kept:
     def step_of(self, key: str) -> int | None:
         return next((step for step, held in self.records.items() if not held.is_retired and key in [*held.keys, *held.uids]), None)
 
+    def is_trained(self, key: str) -> bool:
+        """A record that is not purged has it, retired or not."""
+        return any(key in [*held.keys, *held.uids] for held in self.records.values())
+
     def shut(self, uid: str, session_id: int | None = None) -> None:
         """The lease of a session, or of a group with all of its sessions, is closed and its turns are gone."""
         if session_id is None:

@@ -214,6 +214,32 @@ async def test_a_recorded_step_is_gone_on_with_by_the_next_process(
 # --- start over
 
 
+@durable
+async def test_a_trajectory_is_trained_once_as_long_as_a_checkpoint_may_ask_for_its_step(
+    queue: TransferQueue, reopen: Callable[[], Awaitable[TransferQueue]]
+) -> None:
+    """Its rows are gone with the step, so its uid can be admitted again; the record remembers it."""
+    for step, uid in enumerate("ab", start=1):
+        await train(queue, step, await settled(queue, uid))
+    queue = await reopen()
+    again = await settled(queue, "a")
+    with pytest.raises(RecordError, match=r"key 'a_0_0' cannot be recorded for step 3: step 1 has trained on it"):
+        await queue.record(3, again, partition_id="train")
+    await queue.drop(["a"], partition_id="train", reason="x")
+    await queue.purge(1)
+    await queue.record(3, await settled(queue, "a"), partition_id="train")
+
+
+async def test_a_group_is_trained_once_under_whatever_keys(queue: TransferQueue) -> None:
+    await train(queue, 1, await settled(queue, "a", num_rows=1))
+    lease = SessionLease(uid="a", session_id=1)
+    await queue.admit(GroupLease(uid="a"), partition_id="train", cursor=9, tag={"is_prompt": True})
+    await queue.open_lease(lease)
+    await queue.settle_session(lease, partition_id="train", keys=["a_1_0"], tags=[{"n": 1}], group_tag={"status": "finished"})
+    with pytest.raises(RecordError, match=r"key 'a' cannot be recorded for step 2: step 1 has trained on it"):
+        await queue.record(2, ["a_1_0"], partition_id="train")
+
+
 async def test_a_run_that_starts_over_has_nothing_under_way(furnished: TransferQueue, look: Look) -> None:
     queue = furnished
     await queue.open_lease(GroupLease(uid="no_row"))

@@ -102,7 +102,7 @@ class StoreModel(Writers):
         errors: Errors = {UnknownKeyError} if any(key not in kept.rows for key in keys) else set()
         uids = {kept.rows[key].uid for key in keys if key in kept.rows}
         left = [key for uid in uids for key in kept.group_of(uid) if (key in keys) == (key == uid)]
-        is_taken = any(kept.step_of(key) is not None for key in keys)
+        is_taken = any(map(kept.is_trained, [*keys, *uids]))
         is_late = step <= kept.last_step
         if left or is_taken or is_late or any(uid in kept.groups for uid in uids):
             errors.add(RecordError)
@@ -193,7 +193,7 @@ class StoreModel(Writers):
         """A step, from its record to its end."""
         kept, step = self.kept, self.kept.last_step + 1
         settled = [row.uid for row in kept.rows.values() if row.session_id is not None and row.uid not in kept.groups]
-        uids = [uid for uid in dict.fromkeys(settled) if kept.step_of(uid) is None][:num_groups]
+        uids = [uid for uid in dict.fromkeys(settled) if not kept.is_trained(uid)][:num_groups]
         keys = [key for uid in uids for key in kept.group_of(uid) if key != uid]
         if not keys:
             return
