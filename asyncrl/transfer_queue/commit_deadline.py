@@ -10,12 +10,17 @@ from asyncrl.errors import DeadlineError
 
 
 class CommitDeadline:
-    """Fails what is not acknowledged `limit_s` seconds after it was given to `watch`."""
+    """Fails what is not acknowledged `limit_s` seconds after it was given to `watch`.
+
+    `failure`: set when that has happened, for good. What comes after it would be acknowledged later still, and whoever gave up
+    waiting does not know what is kept: nobody may write on.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self.failure: DeadlineError | None = None
 
     def watch(self, acknowledged: "asyncio.Future[None]") -> None:
         """Acknowledgements come in the order of their entries, so those that are done are at the front."""
@@ -36,9 +41,14 @@ class CommitDeadline:
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         self._forget_done()
-        while self._waiting and self._waiting[0][0] <= loop.time():
-            _, late = self._waiting.popleft()
-            if not late.done():
-                limit = f"store.commit_timeout_s = {self._limit_s:g} s"
-                late.set_exception(DeadlineError(f"the journal did not acknowledge within {limit}"))
+        if self._waiting and self._waiting[0][0] <= loop.time():
+            self._fail()
         self._timer = loop.call_at(self._waiting[0][0], self._look) if self._waiting else None
+
+    def _fail(self) -> None:
+        text = f"the journal did not acknowledge within store.commit_timeout_s = {self._limit_s:g} s; is its disk still there?"
+        self.failure = DeadlineError(text)
+        for _, late in self._waiting:
+            if not late.done():
+                late.set_exception(DeadlineError(text))
+        self._waiting.clear()

@@ -3,12 +3,15 @@
 assembly -> [opening] -> journal, store
 """
 
+import contextlib
 import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
+from asyncrl.errors import DeadlineError
+from asyncrl.journal.opening import BUSY_S
 from asyncrl.journal.sqlite import open_journal
 from asyncrl.ports import World
 from asyncrl.transfer_queue.store import TransferQueue
@@ -20,16 +23,24 @@ async def open_queue(
 ) -> AsyncIterator[TransferQueue]:
     """path: of the journal, made where there is none; None: memory alone. Raises JournalError.
 
-    Leaving writes what is queued and lets the files go, off the loop.
+    Leaving writes what is queued and lets the files go, off the loop. Raises DeadlineError when a disk that hangs does not let it;
+    what has ended the block is raised before that.
     """
     if path is None:
         async with TransferQueue() as queue:
             yield queue
         return
     journal = await world.offload(functools.partial(open_journal, path, sync=sync))
+    limit_s = commit_timeout_s + BUSY_S  # a reader may hold up the last of it
     try:
         saved = await world.offload(journal.load)
         async with TransferQueue(journal, saved, commit_timeout_s=commit_timeout_s) as queue:
             yield queue
-    finally:
-        await world.offload(journal.close)
+    except BaseException:
+        with contextlib.suppress(DeadlineError):
+            await world.offload(journal.close, timeout_s=limit_s)
+        raise
+    try:
+        await world.offload(journal.close, timeout_s=limit_s)
+    except DeadlineError as error:
+        raise DeadlineError(f"{path} did not close within {limit_s:g} s; what was acknowledged is kept") from error

@@ -56,8 +56,9 @@ class TransferQueue:
 
     def _write(self, verb: Callable[[], list[Op]]) -> list[Op]:
         """Do what is asked, unless it could not be kept. Refusals are counted."""
-        if self._journal is not None and self._journal.failure is not None:
-            raise self._journal.failure
+        failure = None if self._journal is None else self._journal.failure or self._deadline.failure
+        if failure is not None:
+            raise failure
         with self._state.counting_refusals():
             return verb()
 

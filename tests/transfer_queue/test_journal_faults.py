@@ -165,6 +165,24 @@ async def test_a_journal_that_never_answers_is_named_by_its_deadline(
     silent.acknowledge()
 
 
+async def test_after_a_deadline_no_verb_waits_for_another_one(
+    any_verb: Verb, hand_journal: MakeJournal, furnish_queue: Furnish
+) -> None:
+    """A disk that hangs would otherwise cost the deadline once more for each lease that the run closes on its way out."""
+    journal = hand_journal()
+    await furnish_queue(queue := TransferQueue(journal, commit_timeout_s=0.005))
+    journal._is_by_hand = True
+    first, second = (asyncio.create_task(queue.open_lease(GroupLease(uid=uid))) for uid in ("y", "z"))
+    for waiting in (first, second):
+        with pytest.raises(DeadlineError, match="the journal did not acknowledge within"):
+            await waiting
+    journal.acknowledge()
+    count = len(journal.entries)
+    with pytest.raises(DeadlineError, match="the journal did not acknowledge within"):
+        await any_verb(queue)
+    assert len(journal.entries) == count
+
+
 async def test_a_verb_returns_when_it_is_acknowledged_and_not_before(
     verb: Verb, hand_journal: MakeJournal, furnish_queue: Furnish
 ) -> None:
