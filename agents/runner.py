@@ -64,6 +64,8 @@ class GroupRunner:
         self._owner = asyncio.TaskGroup()
         self._stack = AsyncExitStack()
         self._is_closing = False
+        self.has_failed = False
+        """A group's task has raised: the runner is at its end, and raises it when it is left."""
         self._counts: Counter[str] = Counter()
 
     # --- life -------------------------------------------------------------------------------------------------------------------
@@ -90,10 +92,17 @@ class GroupRunner:
             await self._stack.aclose()
 
     def start(self, prompt: Prompt) -> None:
-        """Begin a group and return at once. What the store refuses of a group's own tag ends the runner with that error."""
+        """Begin a group and return at once. What the store refuses of a group's own tag ends the runner with that error, and
+        cancels the task that entered it; no group begins after it."""
+        if self.has_failed:
+            return
         task = self._owner.create_task(self._run_group(prompt), name=f"group {prompt.uid}")
         self._group_tasks.add(task)
-        task.add_done_callback(self._group_tasks.discard)
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._group_tasks.discard(task)
+        self.has_failed |= not task.cancelled() and task.exception() is not None
 
     async def join(self) -> None:
         """Wait until every started group is terminal; bounded by the sessions' deadlines."""

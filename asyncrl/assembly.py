@@ -253,7 +253,8 @@ async def _save(
         trainer={"cursor": border.cursor, **fixed},
         keep=run.trainer.max_ckpt_to_keep,
     )
-    await world.offload(save, timeout_s=limit_s)
+    # The one thread that reads the weights: a save that was cut short has ended before another one of the same step begins.
+    await world.offload(save, pool="model", timeout_s=limit_s)
     return await world.offload(kept_steps, folder.checkpoints)
 
 

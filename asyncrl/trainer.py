@@ -91,13 +91,20 @@ class Trainer:
         try:
             await self._train()
         except ExceptionGroup as errors:
-            if not self._is_updating:  # the weights are those of the border: what was learned is not lost with what failed
-                await self._save()
-            if self._saved.step:
-                self.sight.say(f"the run failed; step {self._saved.step} is what --resume goes on from")
+            await self._save_after_failure()
             first = first_of(errors)
             raise first from first.__cause__
+        except asyncio.CancelledError:
+            if self.agents.has_failed:  # it was they who cancelled this task; what failed is raised when they are left
+                await self._save_after_failure()
+            raise
         await self._save()
+
+    async def _save_after_failure(self) -> None:
+        if not self._is_updating:  # the weights are those of the border: what was learned is not lost with what failed
+            await self._save()
+        if self._saved.step:
+            self.sight.say(f"the run failed; step {self._saved.step} is what --resume goes on from")
 
     async def _train(self) -> None:
         """The steps, with admission and replay in the background."""

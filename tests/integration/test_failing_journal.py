@@ -1,0 +1,54 @@
+"""A journal that fails in the middle of a whole run: one reason, and nothing that was learned is lost with it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from asyncrl.assembly import Rollout
+from asyncrl.errors import JournalWriteError
+from asyncrl.ports import GenerateRequest
+from asyncrl.rollout.scripted import ScriptedEngine
+from asyncrl.trainer import Border, Trainer
+from asyncrl.training.checkpoint import kept_steps, open_checkpoint
+
+Opened = Callable[..., AbstractAsyncContextManager[Trainer]]
+
+
+async def test_a_journal_that_fails_in_a_session_leaves_a_checkpoint_of_the_last_border(
+    opened: Opened, config: Path, tmp_path: Path
+) -> None:
+    journal = tmp_path / "runs/small/journal.db"
+
+    def equip(rollout: Rollout) -> Rollout:
+        async def answer(request: GenerateRequest) -> Sequence[int]:
+            if engine.version == 2:
+                journal.unlink(missing_ok=True)
+            await asyncio.sleep(0)
+            return rollout.template.encode_assistant(f"it is {request.seed % 7}")
+
+        engine = ScriptedEngine(answer, context_len=400, decode=rollout.template.decode)
+        return replace(rollout, engine=engine)
+
+    with pytest.raises(JournalWriteError, match=r"journal\.db cannot be written: it was removed"):
+        async with opened(config, equip=equip) as trainer:
+            await trainer.fit()
+    assert trainer.border.step == 2
+    assert kept_steps(tmp_path / "runs/small/checkpoints") == [2]
+    assert open_checkpoint(tmp_path / "runs/small/checkpoints/global_step_2").trainer["cursor"] == trainer.border.cursor
+
+
+async def test_a_checkpoint_that_was_cut_short_is_not_written_by_two_at_once(opened: Opened, config: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs/small/checkpoints"
+    async with opened(config) as trainer:
+        for step in range(1, 6):
+            saving = asyncio.ensure_future(trainer.save(Border(step=step, cursor=2 * step)))
+            while not (folder / f".tmp-global_step_{step}").exists():  # noqa: ASYNC110 -- a file sets no event
+                await asyncio.sleep(0)
+            saving.cancel()
+            await trainer.save(Border(step=step, cursor=2 * step))
+            assert open_checkpoint(folder / f"global_step_{step}").step == step
+            assert not [path for path in folder.iterdir() if path.name.startswith(".tmp")]
