@@ -243,6 +243,16 @@ async def test_equal_objects_come_back_one_a_row(queue: TransferQueue, open_sess
     assert (await queue.kv_batch_get(keys, partition_id="train", fields=["uid"])).get("uid").tolist() == ["a", "a"]
 
 
+def test_a_transposed_column_is_taken_by_its_rows() -> None:
+    """Even where its memory looks like that of an ordinary one: entries of one number, and one row."""
+    column = ragged([torch.arange(4).view(1, 4)]).transpose(1, 2)
+    block = encode("x", column, ["a_0_0"], step=None)
+    assert (block.schema.shape, block.bounds, block.values.tolist()) == ((1,), [0, 32], bits(torch.arange(4)))
+    narrow = ragged([torch.ones(3, 1), torch.ones(2, 1)]).transpose(1, 2)
+    with pytest.raises(DtypeChangeError, match=r"field 'x' of key 'a_0_1' is torch.float32 \[1, 2\], beside ragged float32\[3\]"):
+        encode("x", narrow, ["a_0_0", "a_0_1"], step=None)
+
+
 async def test_a_view_with_holes_is_stored_without_them(queue: TransferQueue, open_session: OpenSession) -> None:
     lease = await open_session()
     holes = torch.nested.narrow(
