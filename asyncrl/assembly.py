@@ -180,17 +180,29 @@ async def open_trainer(
 @asynccontextmanager
 async def _open_queue(run: TrainRun, folder: RunFolder, border: Border, world: World) -> AsyncIterator[TransferQueue]:
     """The store with its journal. Raises JournalInUseError while another process runs in the folder, and CheckpointError when the
-    journal begins only after the border."""
+    journal begins only after the border, or ends before it."""
     store = run.store
     path = folder.journal if store.journal else None
     async with open_queue(path, world=world, sync=store.sync, commit_timeout_s=store.commit_timeout_s) as queue:
-        purged = int(queue.stats().get("ledger/purged_step", 0))
-        if purged > border.step:
-            raise CheckpointError(
-                f"--resume: {folder.journal} begins after step {purged}, the newest whole checkpoint is of step {border.step}; "
-                "put the newer checkpoint back, or start a new run without --resume"
-            )
+        if path is not None and border.step:
+            _check_journal(queue, path, border.step)
         yield queue
+
+
+def _check_journal(queue: TransferQueue, path: Path, step: int) -> None:
+    """Raises CheckpointError unless the checkpoint of `step` lies within the journal. One that holds nothing yet begins with it."""
+    if queue.purged_step > step:
+        raise CheckpointError(
+            f"--resume: {path} begins after step {queue.purged_step}, the newest whole checkpoint is of step {step}; "
+            "put the newer checkpoint back, or start a new run without --resume"
+        )
+    if queue.is_new:
+        log.warning("%s holds nothing yet: its counts of groups begin after step %d", path, step)
+    elif queue.last_step < step:
+        raise CheckpointError(
+            f"--resume: {path} ends with step {queue.last_step}, the newest whole checkpoint is of step {step}: the steps between "
+            "were trained without this journal; put theirs in its place, or remove it to go on with one whose counts begin anew"
+        )
 
 
 def stages_of(run: TrainRun, actor: Actor) -> tuple[Stage, ...]:

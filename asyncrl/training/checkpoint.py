@@ -148,10 +148,26 @@ def kept_steps(folder: Path) -> list[int]:
 
 
 def forget_newer(checkpoint: Checkpoint) -> None:
-    """A run goes on from here: what was skipped loses its DONE, else it would be kept, and a whole one removed in its place."""
+    """A run goes on from here: what was skipped loses its DONE, else it would be kept, and a whole one removed in its place.
+
+    Raises CheckpointError for one that is whole by now: another process has finished it since this one was found.
+    """
     newer = itertools.takewhile(lambda path: path != checkpoint.path, _candidates(checkpoint.path.parent))
     for path in newer:
+        if (path / "DONE").exists() and _is_whole(path):
+            raise CheckpointError(f"{path} was written after {checkpoint.path} had been found to be the newest; resume once more")
         (path / "DONE").unlink(missing_ok=True)
+
+
+def _is_whole(path: Path) -> bool:
+    """Raises CheckpointFormatError."""
+    try:
+        open_checkpoint(path)
+    except CheckpointFormatError:
+        raise
+    except CheckpointError:
+        return False
+    return True
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -60,6 +60,11 @@ class Ledger:
 
     # --- steps
 
+    @property
+    def last_step(self) -> int:
+        """The last that was recorded, purged or not; 0: none."""
+        return max(self.records, default=self.counters["purged_step"])
+
     def check_record(self, step: int, keys: Sequence[str]) -> None:
         """Raises RecordError unless `step` may train on `keys`."""
         held = self.records.get(step)
@@ -67,9 +72,8 @@ class Ledger:
             if held.keys != tuple(keys):
                 raise RecordError(f"step {step} is recorded with {len(held.keys)} keys, first {held.keys[0]!r}; they stay")
             return
-        last = max(self.records, default=self.counters["purged_step"])
-        if step <= last:
-            raise RecordError(f"step {step} cannot be recorded after step {last}")
+        if step <= self.last_step:
+            raise RecordError(f"step {step} cannot be recorded after step {self.last_step}")
         self.check_trained_once(step, keys)
 
     def check_trained_once(self, step: int, keys: Sequence[str]) -> None:

@@ -272,6 +272,21 @@ class TransferQueue:
 
     # --- sight and life
 
+    @property
+    def last_step(self) -> int:
+        """The last step that was recorded, purged or not; 0: none."""
+        return self._state.ledger.last_step
+
+    @property
+    def purged_step(self) -> int:
+        """The step up to which records are purged; 0: none is."""
+        return self._state.ledger.counters["purged_step"]
+
+    @property
+    def is_new(self) -> bool:
+        """Nothing has ever been counted: no group was admitted, and no run went on from a checkpoint."""
+        return not self._state.ledger.counters
+
     async def describe(self, keys: Sequence[str], *, partition_id: str) -> tuple[HeldField, ...]:
         """Each field of `keys`: its schema and lengths, without a copy of any value. Raises UnknownKeyError."""
         return describe(self._state.partition(partition_id), keys)

@@ -1,6 +1,7 @@
 """The journal of a whole run: what it says afterwards, and what an end of the process, a second process or a full disk may cost."""
 
 import asyncio
+import logging
 import os
 import re
 import resource
@@ -99,6 +100,30 @@ async def test_a_checkpoint_older_than_the_journal_is_refused(config: Path, tmp_
     shutil.copytree(tmp_path / "old", folder / "checkpoints/global_step_1")
     with pytest.raises(CheckpointError, match=r"journal\.db begins after step 3, the newest whole checkpoint is of step 1; put "):
         await train(config, "trainer.total_training_steps=5", resume=True)
+
+
+async def test_a_journal_that_was_not_kept_for_some_steps_is_refused_until_it_is_removed(
+    config: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it counts would be wrong from then on, and what it says of steps would be of others."""
+    folder = await train(config, "trainer.total_training_steps=2")
+    await train(config, "trainer.total_training_steps=4", "store.journal=false", resume=True)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"journal\.db ends with step 2, the newest whole checkpoint is of step 4"):
+            await train(config, "trainer.total_training_steps=5", resume=True)
+    (folder / "journal.db").unlink()
+    with caplog.at_level(logging.WARNING):
+        await train(config, "trainer.total_training_steps=5", resume=True)
+    assert f"{folder}/journal.db holds nothing yet: its counts of groups begin after step 4" in caplog.text
+    counters = kept(folder).counters
+    assert (counters["admitted"], counters["cursor"], counters["purged_step"]) == (2, 10, 4)
+
+
+async def test_a_journal_that_ended_before_its_first_group_may_be_gone_on_with(config: Path) -> None:
+    folder = await train(config, "trainer.total_training_steps=1", "store.journal=false")
+    kept(folder)  # makes one, as a process that is killed just then does
+    await train(config, "trainer.total_training_steps=2", resume=True)
+    assert kept(folder).counters["admitted"] == 2
 
 
 def test_a_killed_run_is_resumed_as_if_it_had_not_been(config: Path) -> None:

@@ -219,6 +219,18 @@ def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path: Path
     assert _newest(tmp_path)[0] == 1
 
 
+def test_a_checkpoint_that_another_process_has_finished_meanwhile_is_not_forgotten(
+    tmp_path: Path, save: Callable[..., Path]
+) -> None:
+    save(1)
+    found = newest_valid(tmp_path / "checkpoints", print)
+    assert found is not None
+    save(2)
+    with pytest.raises(CheckpointError, match=r"global_step_2 was written after .*global_step_1 had been found to be the newest"):
+        forget_newer(found)
+    assert _newest(tmp_path)[0] == 2
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_training_goes_on_bit_for_bit(
     tmp_path: Path, make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns, tied: bool
