@@ -128,7 +128,7 @@ class TraceFile:
             with path.open("rb") as file:
                 found = _heads(file, path)
         except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error})") from error
+            raise DataError(f"{path} cannot be read: {error.strerror}") from error
         self._places = {head.step: place for head, place in found}
         last = {head.step: head for head, _ in found}
         self.heads = [last[step] for step in sorted(last)]
@@ -137,8 +137,12 @@ class TraceFile:
         """The record of one of `heads`."""
         with self.path.open("rb") as file:
             file.seek(self._places[step])
-            head = _decoded(_STEP, file.readline(), self.path)
-            return Record(head=head, lines=tuple(_decoded(_BODY, file.readline(), self.path) for _ in range(head.num_lines)))
+            head = self._next(_STEP, file)
+            return Record(head=head, lines=tuple(self._next(_BODY, file) for _ in range(head.num_lines)))
+
+    def _next(self, decoder: "msgspec.json.Decoder[T]", file: BinaryIO) -> T:
+        at = file.tell()
+        return _decoded(decoder, file.readline(), self.path, at)
 
 
 def _heads(file: BinaryIO, path: Path) -> list[tuple[StepLine, int]]:
@@ -149,7 +153,7 @@ def _heads(file: BinaryIO, path: Path) -> list[tuple[StepLine, int]]:
         if not line.endswith(b"\n"):
             break
         if line.startswith(_HEAD):
-            head, begins = _decoded(_STEP, line, path), position
+            head, begins = _decoded(_STEP, line, path, position), position
             missing = head.num_lines
         else:
             missing -= 1
@@ -159,8 +163,9 @@ def _heads(file: BinaryIO, path: Path) -> list[tuple[StepLine, int]]:
     return found
 
 
-def _decoded(decoder: "msgspec.json.Decoder[T]", line: bytes, path: Path) -> T:
+def _decoded(decoder: "msgspec.json.Decoder[T]", line: bytes, path: Path, at: int) -> T:
     try:
         return decoder.decode(line)
     except msgspec.DecodeError as error:
-        raise DataError(f"{path}: a line is not that of a trace: {error}") from error
+        told = "another version of asyncrl wrote it, or it is damaged; take it out of the file"
+        raise DataError(f"{path}: the line at byte {at} is not that of a trace ({error}): {told}") from error
