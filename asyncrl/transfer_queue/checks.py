@@ -7,10 +7,11 @@ import msgspec
 
 from asyncrl.errors import DuplicateKeyError, FieldError, TagCountError, TagValueError
 from asyncrl.fields import Tag, TagValue
-from asyncrl.transfer_queue.partition import NO_TAG, Row
+from asyncrl.transfer_queue.partition import Row
 
 _PACK = msgspec.msgpack.Encoder().encode
 _TAG_TYPES = frozenset({bool, int, float, str})
+_NAME_TYPES = frozenset({str})
 
 
 def listed(names: Sequence[str]) -> list[str]:
@@ -32,17 +33,15 @@ def merged_tags(rows: Mapping[str, Row], keys: Sequence[str], tags: Sequence[Tag
     if len(tags) != len(keys):
         where = f"none for {keys[len(tags)]!r}" if len(tags) < len(keys) else f"the last key is {keys[-1]!r}"
         raise TagCountError(f"{len(tags)} tags for {len(keys)} keys of partition {partition_id!r}: {where}")
-    return [
-        MappingProxyType({**(rows[key].tag if key in rows else NO_TAG), **_checked(key, tag)})
-        for key, tag in zip(keys, tags, strict=True)
-    ]
+    checked = map(_checked, keys, tags)
+    return [MappingProxyType({**rows[key].tag, **new} if key in rows else new) for key, new in zip(keys, checked, strict=True)]
 
 
 def _checked(key: str, tag: Tag) -> dict[str, TagValue]:
     """Plain scalars under plain names; a StrEnum or IntEnum becomes the value it stands for."""
-    plain = {
-        name: value if type(value) in _TAG_TYPES and type(name) is str else _plain(key, name, value) for name, value in tag.items()
-    }
+    plain = dict(tag)
+    if not (_TAG_TYPES.issuperset(map(type, plain.values())) and _NAME_TYPES.issuperset(map(type, plain))):
+        plain = {name: _plain(key, name, value) for name, value in tag.items()}
     try:
         _PACK(plain)
     except (OverflowError, UnicodeEncodeError) as error:
