@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
-_NARROWEST = 132
-"""Characters. In fewer the widest table would write its words one letter a line; a terminal breaks whole lines better."""
+_NARROWEST = 160
+"""Characters: the table of trajectories. In fewer, words would be cut into pieces; a terminal that breaks whole lines reads better."""
 
 _WIDEST = 400
 """Characters; no table needs as many."""
