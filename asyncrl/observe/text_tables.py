@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 _NARROWEST = 160
-"""Characters: the table of trajectories. In fewer, words would be cut into pieces; a terminal that breaks whole lines reads better."""
+"""Characters: the table of trajectories. In fewer, words would be cut; a terminal that breaks whole lines reads better."""
 
 _WIDEST = 400
 """Characters; no table needs as many."""
