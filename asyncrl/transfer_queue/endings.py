@@ -115,16 +115,20 @@ def revive(state: State, keys: Sequence[str], partition_id: str, step: int) -> l
 
 
 def start_over(state: State, step: int, cursor: int) -> list[Op]:
-    """Groups under way and those of later steps are dropped by `restart`; what is left of earlier steps is done."""
-    later = state.ledger.forget_after(step)
-    done = [number for number, record in state.ledger.records.items() if not record.is_retired]
+    """Groups under way and those of later steps are dropped by `restart`; what is left of earlier steps is done.
+
+    The records up to `step` stay until they are purged: an older checkpoint may still have to be gone on from.
+    """
+    ledger = state.ledger
+    later = ledger.forget_after(step)
+    done = [number for number, record in ledger.records.items() if not record.is_retired]
     uids = state.uids
     row_ids = [row_id for partition in list(state.partitions.values()) for row_id in state.remove(partition, list(partition.rows))]
     state.leases.close_all()
-    ended = [RemoveLeases(uids), *state.ledger.remove_turns([(uid, None) for uid in uids])] if uids else []
-    retired = [state.ledger.retire(number) for number in done]
-    purged = state.ledger.purge(step)
-    num_lost = state.ledger.num_open
-    dropped = [state.ledger.count_dropped("restart", num_lost)] if num_lost > 0 else []
-    counted = state.ledger.count(cursor=cursor, purged_step=step)
-    return [*later, *ended, *removal(row_ids), *retired, *purged, counted, *dropped]
+    ended = [RemoveLeases(uids), *ledger.remove_turns([(uid, None) for uid in uids])] if uids else []
+    retired = [ledger.retire(number) for number in done]
+    hidden = {row_id for record in ledger.records.values() for row_id in record.row_ids}
+    gone = removal([row_id for row_id in row_ids if row_id not in hidden])
+    num_lost = ledger.num_open - ledger.num_recorded
+    dropped = [ledger.count_dropped("restart", num_lost)] if num_lost > 0 else []
+    return [*later, *ended, *gone, *retired, *ledger.begin_after(step), ledger.count(cursor=cursor), *dropped]

@@ -58,6 +58,11 @@ class Ledger:
         dropped = sum(number for name, number in self.counters.items() if name.startswith("dropped/"))
         return self.counters["admitted"] - dropped - self.counters["purged_groups"]
 
+    @property
+    def num_recorded(self) -> int:
+        """Groups of the records."""
+        return sum(len(record.uids) for record in self.records.values())
+
     # --- steps
 
     @property
@@ -135,6 +140,13 @@ class Ledger:
         self._forget(gone)
         row_ids = [row_id for record in gone for row_id in record.row_ids]
         return [RemoveRows(row_ids), RemoveRecords([record.step for record in gone])] if gone else []
+
+    def begin_after(self, step: int) -> list[Op]:
+        """The next step is `step + 1`. Records that do not lead up to it without a gap are purged."""
+        first = self.counters["purged_step"] + 1
+        if first <= step + 1 and all(number in self.records for number in range(first, step + 1)):
+            return []
+        return [*self.purge(step), self.count(purged_step=step)]
 
     def _forget(self, records: Sequence[StepRecord]) -> None:
         for record in records:

@@ -245,8 +245,9 @@ class TransferQueue:
     async def start_over(self, *, step: int, cursor: int) -> None:
         """Go on from the border after `step` with the feed at `cursor` and nothing under way.
 
-        All rows, leases, turns and records go; groups under way and those of later steps count as dropped by `restart`. The next
-        step to be recorded is `step + 1`, whatever was purged before.
+        All rows, leases and turns go, and the records of later steps; their groups and those under way count as dropped by
+        `restart`. Earlier steps are done, and their records stay. The next step to be recorded is `step + 1`, whatever was purged
+        before.
         """
         await self._commit(self._write(lambda: endings.start_over(self._state, step, cursor)), synced=True)
 

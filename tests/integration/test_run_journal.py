@@ -92,6 +92,16 @@ async def test_a_resumed_run_drops_and_counts_what_was_under_way(config: Path) -
     assert list(saved.records) == [2, 3], "step 2 again, and step 3"
 
 
+async def test_after_a_resume_the_older_checkpoint_can_still_be_gone_on_from(config: Path) -> None:
+    folder = await train(config, "trainer.save_freq=1", "trainer.total_training_steps=3")
+    await train(config, "trainer.total_training_steps=3", resume=True)  # ends where it begins, before any other checkpoint
+    (folder / "checkpoints/global_step_3/optimizer.safetensors").write_bytes(b"")
+    await train(config, "trainer.total_training_steps=4", resume=True)
+    saved = kept(folder)
+    groups = saved.counters.get("purged_groups", 0) + sum(len(record.uids) for record in saved.records.values())
+    assert (groups, saved.counters["dropped/restart"], saved.counters["admitted"]) == (8, 2, 10)
+
+
 async def test_a_checkpoint_older_than_the_journal_is_refused(config: Path, tmp_path: Path) -> None:
     folder = await train(config, "trainer.save_freq=1", "trainer.total_training_steps=1")
     shutil.copytree(folder / "checkpoints/global_step_1", tmp_path / "old")

@@ -52,7 +52,7 @@ def test_admitted_is_dropped_and_purged_and_open_at_any_time() -> None:
 
 
 def test_what_goes_for_good_leaves_nothing() -> None:
-    for call in [*of("drop"), *of("kv_clear"), *of("purge"), *of("start_over")]:
+    for call in [*of("drop"), *of("kv_clear"), *of("purge"), *[call for call in of("start_over") if not call.step]]:
         after = call.after
         assert (after.num_visible, after.num_kept, after.num_leases, after.num_turns) == (0, 0, 0, 0), call
 

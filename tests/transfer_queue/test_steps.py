@@ -247,20 +247,40 @@ async def test_a_run_that_starts_over_has_nothing_under_way(furnished: TransferQ
     await queue.put_turn(SessionLease(uid="no_row", session_id=0), 0, {"responses": [1]})
     await queue.start_over(step=1, cursor=1)
     seen = look(queue)
-    assert (seen["rows"], seen["leases"], seen["turns"], seen["records"]) == ({}, {}, {}, {})
-    assert seen["counters"] == {"admitted": 5, "cursor": 1, "dropped/restart": 4, "purged_groups": 1, "purged_step": 1}
+    assert (seen["rows"], seen["leases"], seen["turns"], [*seen["records"]]) == ({}, {}, {}, [1])
+    assert seen["counters"] == {"admitted": 5, "cursor": 1, "dropped/restart": 4}
     assert queue.stats()["open_leases"] == queue.stats()["bytes"] == 0
     await queue.record(2, await settled(queue, "b"), partition_id="train")
 
 
-STARTS = {0: (5, 0), 1: (4, 1), 2: (3, 2), 9: (3, 2)}
-"""Step -> groups dropped, groups trained: `a` was retired with step 1, `b` recorded for step 2, three were under way."""
+STARTS = {0: (5, 0, []), 1: (4, 0, [1]), 2: (3, 0, [1, 2]), 9: (3, 2, [])}
+"""Step -> groups dropped, groups purged, records left: `a` was retired with step 1, `b` recorded for step 2, three were under way.
+Where there is no way from the records to the step, they are of no use."""
 
 
 @pytest.mark.parametrize("step", STARTS)
 async def test_what_later_steps_had_counts_as_dropped(step: int, furnished: TransferQueue) -> None:
     await furnished.start_over(step=step, cursor=step)
-    assert (counted(furnished, "dropped/restart"), counted(furnished, "purged_groups")) == STARTS[step]
+    records = [*furnished._state.ledger.records]
+    assert (counted(furnished, "dropped/restart"), counted(furnished, "purged_groups"), records) == STARTS[step]
+
+
+@durable
+async def test_a_run_that_started_over_can_still_go_back_to_an_older_checkpoint(
+    queue: TransferQueue, reopen: Callable[[], Awaitable[TransferQueue]]
+) -> None:
+    for step in (1, 2, 3):
+        await train(queue, step, await settled(queue, f"g{step}"))
+    await queue.purge(1)
+    await queue.record(4, await settled(queue, "g4"), partition_id="train")
+    await queue.start_over(step=4, cursor=4)
+    queue = await reopen()
+    assert (queue.purged_step, queue.last_step, await queue.kv_list()) == (1, 4, {})
+    await queue.start_over(step=2, cursor=2)
+    assert (counted(queue, "purged_groups"), counted(queue, "dropped/restart")) == (1, 2)
+    await train(queue, 3, await settled(queue, "g3"))
+    await queue.purge(3)
+    assert counted(queue, "purged_groups") == 3
 
 
 async def test_rows_for_evaluation_are_not_counted_when_a_run_starts_over(furnished: TransferQueue) -> None:

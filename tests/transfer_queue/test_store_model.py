@@ -163,11 +163,16 @@ class StoreModel(Writers):
             return
         kept, step = self.kept, self.late_step(late)
         self.do(self.queue.start_over(step=step, cursor=cursor))
-        self.trained({number: held for number, held in kept.records.items() if number <= step})
-        count = kept.counters
-        count["dropped/restart"] += max(0, count["admitted"] - kept.num_dropped - count["purged_groups"])
-        count["cursor"], count["purged_step"] = cursor, step
-        self.kept = Kept(counters=kept.counters)
+        count, purged = kept.counters, kept.counters["purged_step"]
+        earlier = {number: held for number, held in kept.records.items() if number <= step}
+        num_trained = count["purged_groups"] + sum(len(held.uids) for held in earlier.values())
+        count["dropped/restart"] += max(0, count["admitted"] - kept.num_dropped - num_trained)
+        if purged > step or [*earlier] != [*range(purged + 1, step + 1)]:
+            self.trained(earlier)
+            count["purged_step"], earlier = step, {}
+        count["cursor"] = cursor
+        done = {number: ModelRecord(held.uids, held.keys, is_retired=True) for number, held in earlier.items()}
+        self.kept = Kept(counters=count, records=done)
         self.steps = set()
         self.attempts = Counter()
         self.note_sync()
