@@ -13,13 +13,14 @@ import argparse
 import gc
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -180,8 +181,9 @@ class PeerSide:
         """op -> milliseconds. Waits as long as the peer takes, or until it ends."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, and has written why
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
             self._errors.seek(0)
@@ -393,6 +395,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="steps of a run through the store, to see memory and files stay flat")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
+    if args.peer_python and shutil.which(args.peer_python) is None:
+        parser.error(f"--peer-python {args.peer_python}: no such program")
     torch.set_num_threads(1)  # small copies: a second thread costs more than it brings
     if not args.peer_python:
         print("no --peer-python: transferqueue is not measured")
