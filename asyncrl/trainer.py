@@ -102,7 +102,12 @@ class Trainer:
 
     async def _save_after_failure(self) -> None:
         if not self._is_updating:  # the weights are those of the border: what was learned is not lost with what failed
-            await self._save()
+            try:
+                await self._save()
+            except asyncio.CancelledError:
+                if not self.agents.has_failed:
+                    raise
+                await self._save()  # the agents failed while it was written; they cancel this task once
         if self._saved.step:
             self.sight.say(f"the run failed; step {self._saved.step} is what --resume goes on from")
 

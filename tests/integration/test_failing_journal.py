@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.assembly import Rollout
-from asyncrl.errors import JournalWriteError
-from asyncrl.ports import GenerateRequest
+from asyncrl.errors import EngineError, JournalWriteError
+from asyncrl.ports import GenerateRequest, Prompt, WeightSnapshot
 from asyncrl.rollout.scripted import ScriptedEngine
 from asyncrl.trainer import Border, Trainer
 from asyncrl.training.checkpoint import kept_steps, open_checkpoint
@@ -39,6 +39,43 @@ async def test_a_journal_that_fails_in_a_session_leaves_a_checkpoint_of_the_last
     assert trainer.border.step == 2
     assert kept_steps(tmp_path / "runs/small/checkpoints") == [2]
     assert open_checkpoint(tmp_path / "runs/small/checkpoints/global_step_2").trainer["cursor"] == trainer.border.cursor
+
+
+class DeafEngine(ScriptedEngine):
+    """Takes no other weights than the first ones."""
+
+    async def publish(self, version: int, snapshot: WeightSnapshot) -> None:
+        raise EngineError("it takes no weights")
+
+
+async def test_a_second_failure_does_not_cut_the_checkpoint_of_the_first_one_short(
+    opened: Opened, config: Path, tmp_path: Path
+) -> None:
+    """The journal fails in a group, which cancels the task that is writing the checkpoint."""
+
+    def equip(rollout: Rollout) -> Rollout:
+        async def answer(request: GenerateRequest) -> Sequence[int]:
+            return rollout.template.encode_assistant(f"it is {request.seed % 7}")
+
+        return replace(rollout, engine=DeafEngine(answer, context_len=400, decode=rollout.template.decode))
+
+    async def run() -> None:
+        async with opened(config, equip=equip) as trainer:
+            save = trainer.save
+
+            async def save_in_bad_times(border: Border) -> list[int]:
+                if not trainer.agents.has_failed:
+                    (tmp_path / "runs/small/journal.db").unlink()
+                    trainer.agents.start(Prompt(uid="late", messages=[{"role": "user", "content": "1+1?"}], data_source="sums"))
+                    await asyncio.Event().wait()
+                return await save(border)
+
+            trainer.save = save_in_bad_times
+            await trainer.fit()
+
+    with pytest.raises(JournalWriteError, match=r"journal\.db cannot be written: it was removed"):
+        await run()
+    assert kept_steps(tmp_path / "runs/small/checkpoints") == [1]
 
 
 async def test_a_checkpoint_that_was_cut_short_is_not_written_by_two_at_once(opened: Opened, config: Path, tmp_path: Path) -> None:
