@@ -31,7 +31,7 @@ CHECKPOINT_BYTES = 8 << 20
 is written over costs half of one that grows."""
 IDLE_S = 0.005
 """Seconds without an entry that count as time: whoever was just acknowledged goes first, and often comes back at once."""
-GATHER_S = 0.002
+GATHER_S = 0.005
 """Seconds to wait for more after a commit that several waited for: many sessions need a fraction of the commits, and of the loop's
 turns. One who writes alone, an entry after the other, never waits for this. (PostgreSQL: commit_delay, commit_siblings.)"""
 MOST_REMOVED_ROWS = 2048
