@@ -36,6 +36,9 @@ def make_lm() -> "Callable[..., PreTrainedModel]":
     """make_lm("qwen2", "qwen3" or "llama", seed=0, **config): a random causal language model of two layers."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # saving a model here must not print into what a test captures
 
     kinds: dict[str, tuple[Any, Any]] = {
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
