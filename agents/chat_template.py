@@ -54,6 +54,14 @@ class ChatTemplate:
             self._refuse_silent_tools()
         self._environment_schemas = self._schemas if self._shows_tools_after_a_turn() else None
 
+    def prepare(self) -> None:
+        """Build what the first encoding would build: blocking."""
+        self.codec.prepare()
+
+    def token_id(self, text: str) -> int | None:
+        """The control token spelled `text`, None when the model has none."""
+        return self.codec.token_id(text)
+
     # --- text -> ids ------------------------------------------------------------------------------------------------------------
 
     def prompt_ids(self, messages: Messages) -> list[int]:

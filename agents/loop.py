@@ -9,14 +9,24 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
-from asyncrl.agents.chat_template import ChatTemplate
 from asyncrl.agents.token_builder import TokenBuilder
 from asyncrl.agents.tool_calls import ToolCall, ToolCallFormat
 from asyncrl.agents.tool_runner import ToolAnswer, ToolRunner
 from asyncrl.config import AgentConfig
 from asyncrl.errors import PromptTooLongError
 from asyncrl.observe.spans import NO_SPAN
-from asyncrl.ports import GenerateRequest, Generation, Json, Prompt, RolloutEngine, SamplingParams, Span, SpanKind, World
+from asyncrl.ports import (
+    GenerateRequest,
+    Generation,
+    Json,
+    Prompt,
+    RolloutEngine,
+    SamplingParams,
+    Span,
+    SpanKind,
+    Template,
+    World,
+)
 from asyncrl.waiting import within
 
 
@@ -72,7 +82,7 @@ class SessionContext:
 
     session_id: int
     engine: RolloutEngine
-    template: ChatTemplate
+    template: Template
     tools: ToolRunner
     tool_format: ToolCallFormat
     world: World

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from asyncrl.agents.chat_template import ChatTemplate
 from asyncrl.agents.rows import Rows, rows_of
 from asyncrl.agents.session import SessionFailure, failure_of, run_session, session_parts
 from asyncrl.agents.tool_runner import ToolRunner
@@ -30,7 +29,7 @@ from asyncrl.errors import FieldError, JournalWriteError, StaleLeaseError, Store
 from asyncrl.fields import Tag
 from asyncrl.keys import TRAIN, GroupLease, SessionLease
 from asyncrl.observe.spans import untraced
-from asyncrl.ports import FailureClass, GroupStatus, Prompt, RewardScorer, RolloutEngine, SessionSpan, World
+from asyncrl.ports import FailureClass, GroupStatus, Prompt, RewardScorer, RolloutEngine, SessionSpan, Template, World
 from asyncrl.tools import Tool
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.wording import first_of
@@ -44,7 +43,7 @@ class GroupRunner:
         queue: TransferQueue,
         engine: RolloutEngine,
         scorer: RewardScorer,
-        template: ChatTemplate,
+        template: Template,
         tools: Mapping[str, Tool],
         run: TrainRun,
         world: World,
@@ -71,7 +70,7 @@ class GroupRunner:
     # --- life -------------------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        await self._world.offload(self._parts.template.codec.prepare)
+        await self._world.offload(self._parts.template.prepare)
         await self._stack.enter_async_context(self._tools)
         await self._owner.__aenter__()
         return self

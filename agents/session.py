@@ -14,7 +14,6 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from asyncrl.agents.chat_template import ChatTemplate
 from asyncrl.agents.guests import Guests
 from asyncrl.agents.loop import AgentLoop, AgentLoopOutput, KeepTurn, SessionContext
 from asyncrl.agents.registry import load_agent_loop
@@ -34,6 +33,7 @@ from asyncrl.ports import (
     SessionSpan,
     Span,
     SpanKind,
+    Template,
     World,
 )
 from asyncrl.waiting import is_asked_to_end
@@ -72,7 +72,7 @@ class SessionParts:
     loop: AgentLoop
     engine: RolloutEngine
     scorer: RewardScorer
-    template: ChatTemplate
+    template: Template
     tools: ToolRunner
     tool_format: ToolCallFormat
     sampling: SamplingParams
@@ -105,7 +105,7 @@ def session_parts(
     *,
     engine: RolloutEngine,
     scorer: RewardScorer,
-    template: ChatTemplate,
+    template: Template,
     tools: ToolRunner,
     world: World,
     sampling: SamplingParams | None = None,

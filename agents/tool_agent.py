@@ -122,7 +122,7 @@ class _Session:
         """The tag as a stop token where it is one token of the model's, as a stop string otherwise."""
         parallel = self.context.agent.parallel_tool_calls
         tag = self.context.tool_format.response_tag if parallel else self.context.tool_format.close_tag
-        token = self.context.template.codec.token_id(tag)
+        token = self.context.template.token_id(tag)
         ends = self.context.template.stop_token_ids
         return (ends, (tag,)) if token is None else ((*ends, token), ())
 

@@ -1,12 +1,12 @@
-"""Opens the rooms of a run and hands them to the trainer, or to an evaluation. The one place where everything is wired.
+"""Opens the real edges of a run and hands them to the controller, or to an evaluation.
 
-cli -> preflight -> [assembly] -> trainer
+cli -> preflight -> [assembly] -> wiring -> trainer
 """
 
 import functools
 import gc
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,53 +14,29 @@ from pathlib import Path
 import torch
 
 from asyncrl.agents.chat_template import ChatTemplate, load_chat_template
-from asyncrl.agents.runner import GroupRunner
-from asyncrl.agents.session import SessionParts, session_parts
-from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
 from asyncrl.dataset import RLHFDataset
 from asyncrl.errors import CheckpointError
-from asyncrl.evaluation import eval_prompts, evaluate, modes_of
-from asyncrl.feed import Feed
-from asyncrl.observe.lineage import Lineage
 from asyncrl.observe.run_folder import RunFolder, create_run_folder, run_folders
 from asyncrl.observe.sight import open_sight
-from asyncrl.ports import RewardScorer, RolloutEngine, SamplingParams, Topology, World
+from asyncrl.ports import World
 from asyncrl.preflight import RunInputs, total_steps
-from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.rewards.scoring import open_scorer
 from asyncrl.rollout.torch_engine import TorchEngine
-from asyncrl.stages.advantage import advantage_stage
-from asyncrl.stages.batch_metrics import batch_metrics_stage
-from asyncrl.stages.contract import check_stages
-from asyncrl.stages.old_log_prob import old_log_prob_stages
-from asyncrl.stages.ref_log_prob import ref_log_prob_stage
 from asyncrl.stages.stage import Stage
-from asyncrl.stages.update_actor import update_actor_stage
 from asyncrl.stopping import Stop, on_signals
 from asyncrl.tools import Tool, load_tools
-from asyncrl.trainer import Border, Trainer, give_weights
+from asyncrl.trainer import Border, Trainer
 from asyncrl.training.actor import Actor, Reference
 from asyncrl.training.checkpoint import Checkpoint, forget_newer, kept_steps, newest_valid, save_checkpoint
 from asyncrl.training.export import export_model
 from asyncrl.training.model import load_model
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.transfer_queue.opening import open_queue
+from asyncrl.wiring import Edges, Rollout, open_controller, open_evaluation, stages_of
 from asyncrl.world import RealWorld
 
 log = logging.getLogger(__name__)
-
-Evaluate = Callable[[], Awaitable[dict[str, float]]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """What sessions need, open: for training and for evaluation alike."""
-
-    engine: RolloutEngine
-    scorer: RewardScorer
-    template: ChatTemplate
-    tools: dict[str, Tool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,36 +121,20 @@ async def open_trainer(
         # First of all, as it holds the lock of the run: the checkpoints of one that is still going are not ours to forget.
         queue = await stack.enter_async_context(_open_queue(run, folder, border, world))
         actor = await world.offload(_open_actor, run, steps * run.updates_per_batch, checkpoint, pool="model")
-        if checkpoint is not None:
-            await give_weights(border.step, actor, rollout.engine, run, world)
-            await queue.start_over(step=border.step, cursor=border.cursor)
         fixed = await world.offload(_fixed_by_a_run, run, rows)
-        admission = Admission(batch_size=run.data.train_batch_size, version=border.step)
-        lineage = _lineage(run, actor, admission, world, queue.incarnation)
-        agents = GroupRunner(
-            queue, rollout.engine, rollout.scorer, rollout.template, rollout.tools, run, world, lineage.session_span
-        )
-        yield Trainer(
-            run=run,
+        edges = Edges(
             world=world,
-            feed=Feed(rows, world, seed=run.trainer.seed, shuffle=run.data.shuffle, epochs=None, cursor=border.cursor),
+            rollout=rollout,
             queue=queue,
-            agents=await stack.enter_async_context(agents),
-            admission=admission,
-            replay=ReplayBuffer(queue, admission, group_size=run.rollout.n, config=run.replay, world=world),
-            actor=actor,
-            engine=rollout.engine,
-            stages=await world.offload(stages_of, run, actor, pool="model"),
-            evaluate=await _open_evaluation(run, inputs.val_rows, rollout, world, stack),
+            policy=actor,
+            stages=await world.offload(_stages, run, actor, pool="model"),
+            rows=rows,
+            val_rows=inputs.val_rows,
             save=functools.partial(_save, run, world, actor, folder, fixed),
-            sight=await stack.enter_async_context(
-                open_sight(folder, run.trainer, lineage, world, total_steps=steps, step=border.step)
-            ),
-            decode=rollout.template.decode,
-            stop=stop,
-            total_steps=steps,
-            border=border,
+            open_sight=functools.partial(open_sight, folder, run.trainer, world=world, total_steps=steps, step=border.step),
         )
+        begin = None if checkpoint is None else border
+        yield await stack.enter_async_context(open_controller(run, edges, stop=stop, total_steps=steps, border=begin))
 
 
 @asynccontextmanager
@@ -205,26 +165,9 @@ def _check_journal(queue: TransferQueue, path: Path, step: int) -> None:
         )
 
 
-def stages_of(run: TrainRun, actor: Actor) -> tuple[Stage, ...]:
-    """The boxes between sample and retire, in order. Loads the reference when a KL term is on."""
-    old = old_log_prob_stages(run.old_log_probs, actor.log_probs)
-    reference = (ref_log_prob_stage(Reference(run).log_probs),) if run.actor.use_kl_loss else ()
-    update = update_actor_stage(actor.update, has_old_log_probs=bool(old), has_reference=bool(reference))
-    stages = (*old, *reference, advantage_stage(run.algorithm), update, batch_metrics_stage())
-    check_stages(stages)
-    return stages
-
-
-def _lineage(run: TrainRun, actor: Actor, admission: Admission, world: World, incarnation: int) -> Lineage:
-    return Lineage(
-        world,
-        groups_a_step=run.trainer.trace_groups,
-        batch_size=run.data.train_batch_size,
-        actor=actor.topology,
-        rollout=Topology(),  # the embedded engine is one process, whatever the actor's mesh
-        is_alive=admission.is_alive,
-        incarnation=incarnation,
-    )
+def _stages(run: TrainRun, actor: Actor) -> tuple[Stage, ...]:
+    """Loads the reference when a KL term is on."""
+    return stages_of(run, actor, reference=Reference(run).log_probs if run.actor.use_kl_loss else None)
 
 
 def _open_actor(run: TrainRun, total_updates: int, checkpoint: Checkpoint | None) -> Actor:
@@ -323,32 +266,5 @@ async def run_evaluation(run: TrainRun, rows: RLHFDataset) -> dict[str, float]:
         world = await stack.enter_async_context(RealWorld(run_seed=run.trainer.seed))
         rollout = await stack.enter_async_context(open_rollout(run, world))
         await world.offload(_drop_overlong, rows, rollout.template, run)
-        measure = await _open_evaluation(run, rows, rollout, world, stack)
+        measure = await open_evaluation(run, rows, rollout, world, stack)
         return {} if measure is None else await measure()
-
-
-async def _open_evaluation(
-    run: TrainRun, rows: RLHFDataset | None, rollout: Rollout, world: World, stack: AsyncExitStack
-) -> Evaluate | None:
-    modes = modes_of(run.eval)
-    if rows is None or not modes:
-        return None
-    prompts = eval_prompts(rows)
-    tools = await stack.enter_async_context(ToolRunner(rollout.tools, run.agent, world))
-    pairs = [(mode, _eval_parts(run, rollout, tools, world, mode.sampling)) for mode in modes]
-    for _, parts in pairs:
-        stack.push_async_callback(parts.guests.close)
-
-    async def run_modes() -> dict[str, float]:
-        numbers: dict[str, float] = {}
-        for mode, parts in pairs:
-            numbers.update(await evaluate(prompts, mode, parts))
-        return numbers
-
-    return run_modes
-
-
-def _eval_parts(run: TrainRun, rollout: Rollout, tools: ToolRunner, world: World, sampling: SamplingParams) -> SessionParts:
-    return session_parts(
-        run, engine=rollout.engine, scorer=rollout.scorer, template=rollout.template, tools=tools, world=world, sampling=sampling
-    )

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from asyncrl.agents.loop import AgentLoopOutput
 from asyncrl.agents.session import SessionParts, SessionResult, run_session
 from asyncrl.config import EvalConfig, TrainRun
-from asyncrl.dataset import RLHFDataset, to_prompt
+from asyncrl.dataset import to_prompt
 from asyncrl.errors import EvaluationError
-from asyncrl.ports import Prompt, SamplingParams
+from asyncrl.ports import Prompt, Rows, SamplingParams
 
 SESSIONS_A_SLOT = 4
 """A session that waits for a tool leaves its slot to others."""
@@ -39,7 +39,7 @@ def modes_of(config: EvalConfig) -> tuple[Mode, ...]:
     return tuple(mode for mode, wanted in ((sampled, config.sampled), (greedy, config.greedy)) if wanted)
 
 
-def eval_prompts(rows: RLHFDataset) -> list[Prompt]:
+def eval_prompts(rows: Rows) -> list[Prompt]:
     """One prompt a row; its uid is `val-<position>`."""
     return [to_prompt(rows[position], uid=f"val-{position}", global_steps=0) for position in range(len(rows))]
 

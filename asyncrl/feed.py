@@ -9,9 +9,9 @@ Owns the order and the cursor, which is the number of prompts handed out so far.
 
 import numpy as np
 
-from asyncrl.dataset import RLHFDataset, to_prompt
+from asyncrl.dataset import to_prompt
 from asyncrl.errors import ConfigError
-from asyncrl.ports import Prompt, World
+from asyncrl.ports import Prompt, Rows, World
 from asyncrl.world import derive_seed
 
 
@@ -21,9 +21,7 @@ class Feed:
     seed: with the epoch's number it decides the order when `shuffle` is on; otherwise rows come as they are in the dataset.
     """
 
-    def __init__(
-        self, dataset: RLHFDataset, world: World, *, seed: int, shuffle: bool, epochs: int | None, cursor: int = 0
-    ) -> None:
+    def __init__(self, dataset: Rows, world: World, *, seed: int, shuffle: bool, epochs: int | None, cursor: int = 0) -> None:
         if cursor < 0:
             raise ConfigError(f"the feed's cursor is {cursor}; it must be 0 or more")
         self._dataset = dataset

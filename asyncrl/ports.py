@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import torch
+    from tensordict import TensorDict
 
 T = TypeVar("T")
 
@@ -166,6 +167,42 @@ class RolloutEngine(Protocol):
     ) -> None: ...
 
 
+class Template(Protocol):
+    """Text of one model: messages to token ids and back. Safe to call from any thread."""
+
+    @property
+    def end_token_id(self) -> int:
+        """The token that the template puts after an assistant turn."""
+        ...
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Each ends a turn; the template's end token first."""
+        ...
+
+    def prepare(self) -> None:
+        """Load now what would block the loop at its first use."""
+        ...
+
+    def token_id(self, text: str) -> int | None:
+        """The control token spelled `text`, None when there is none."""
+        ...
+
+    def prompt_ids(self, messages: Messages) -> list[int]:
+        """Ids of the initial messages, tool schemas and generation prompt. Raises ModelError when they cannot be rendered."""
+        ...
+
+    def environment_ids(self, messages: Messages) -> list[int]:
+        """Ids of what the environment adds after a sampled turn, up to and with the next generation prompt."""
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special: bool = False) -> str: ...
+
+    def decode_turn(self, ids: Sequence[int]) -> str:
+        """Text of a sampled turn as the tool-call parser reads it."""
+        ...
+
+
 # --- prompts, sessions and rewards ------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +268,14 @@ class FailureClass(StrEnum):
 
     INFRA = "infra"
     MODEL = "model"
+
+
+class Rows(Protocol):
+    """The rows of a dataset, each a dict as `RLHFDataset` makes them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, position: int) -> dict[str, Json]: ...
 
 
 # --- training -------------------------------------------------------------------------------------------------------------------
@@ -313,6 +358,30 @@ class Topology:
     tp: int = 1
     pp: int = 1
     cp: int = 1
+
+
+class Policy(Protocol):
+    """The actor as the trainer and its stages see it. Its methods block, and are called one at a time in the `model` pool."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that share a batch: the data-parallel size."""
+        ...
+
+    @property
+    def topology(self) -> Topology: ...
+
+    def snapshot(self, version: int) -> WeightSnapshot:
+        """The weights now, as version `version`."""
+        ...
+
+    def log_probs(self, columns: "TensorDict") -> "tuple[torch.Tensor, torch.Tensor]":
+        """(log_probs, entropy), ragged float32 on the response axis."""
+        ...
+
+    def update(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> dict[str, float]:
+        """One pass over the batch; metrics. group_ids: the uid of each row, None for padding."""
+        ...
 
 
 class SpanKind(StrEnum):

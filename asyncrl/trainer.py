@@ -31,7 +31,7 @@ from asyncrl.feed import Feed
 from asyncrl.keys import StepLease
 from asyncrl.observe.sight import Sight
 from asyncrl.observe.trajectories import TrajectoryText
-from asyncrl.ports import Decode, RolloutEngine, StageResult, StepContext, World
+from asyncrl.ports import Decode, Policy, RolloutEngine, StageResult, StepContext, World
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.stages.balance import balance
@@ -39,7 +39,6 @@ from asyncrl.stages.contract import check_cleanup, check_sample
 from asyncrl.stages.stage import Stage, StepScope, run_stage
 from asyncrl.stages.trajectory_texts import TEXT_FIELDS, first_trajectories, trajectory_texts
 from asyncrl.stopping import Stop, StopRequested, until
-from asyncrl.training.actor import Actor
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.waiting import within
 from asyncrl.wording import first_of
@@ -67,7 +66,7 @@ class Trainer:
     agents: GroupRunner
     admission: Admission
     replay: ReplayBuffer
-    actor: Actor
+    actor: Policy
     engine: RolloutEngine
     stages: tuple[Stage, ...]
     evaluate: Callable[[], Awaitable[dict[str, float]]] | None
@@ -277,7 +276,7 @@ class Trainer:
         }
 
 
-async def give_weights(version: int, actor: Actor, engine: RolloutEngine, run: TrainRun, world: World) -> None:
+async def give_weights(version: int, actor: Policy, engine: RolloutEngine, run: TrainRun, world: World) -> None:
     """Put the actor's weights into the engine as `version`. Raises DeadlineError when either of them takes too long."""
     snapshot = await world.offload(actor.snapshot, version, pool="model", timeout_s=run.trainer.stage_timeout_s)
     limit_s = run.rollout.request_timeout_s

@@ -178,6 +178,18 @@ class Saved:
     counters: dict[str, int] = field(default_factory=dict)
     next_row_id: int = 1
 
+    def copy(self) -> "Saved":
+        """One that changes apart from this. Values are bytes, which nobody changes."""
+        return Saved(
+            incarnation=self.incarnation,
+            rows={row_id: SavedRow(row=saved.row, cells=dict(saved.cells)) for row_id, saved in self.rows.items()},
+            leases=dict(self.leases),
+            turns={key: [dict(turn) for turn in turns] for key, turns in self.turns.items()},
+            records=dict(self.records),
+            counters=dict(self.counters),
+            next_row_id=self.next_row_id,
+        )
+
     def apply(self, entry: Entry) -> None:
         """Raises JournalError for an operation that cannot follow what is there."""
         for op in entry:

@@ -5,9 +5,10 @@ trainer -> [sight] -> metrics.jsonl, trace.jsonl, TensorBoard, trajectories/, cu
 It decides nothing. File work goes through `world.offload`.
 """
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from typing import Protocol
 
 from asyncrl.config import TrainerConfig
 from asyncrl.observe.curve import draw_curve
@@ -17,9 +18,36 @@ from asyncrl.observe.metrics import MetricsLog
 from asyncrl.observe.no_signal import NoSignalWatch
 from asyncrl.observe.progress import Progress
 from asyncrl.observe.run_folder import RunFolder
-from asyncrl.observe.trace_file import TraceLog
+from asyncrl.observe.trace_file import Record, TraceLog
 from asyncrl.observe.trajectories import TrajectoryText, write_trajectories
 from asyncrl.ports import StageResult, World
+
+
+class NumbersLog(Protocol):
+    """Keeps numbers by step; blocking."""
+
+    def log(self, step: int, metrics: Mapping[str, float], /) -> None: ...
+
+
+class RecordLog(Protocol):
+    """Keeps records of traced groups; blocking."""
+
+    def append(self, record: Record, /) -> None: ...
+
+
+class Bar(Protocol):
+    """What the person who watches sees."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether somebody watches between steps."""
+        ...
+
+    def say(self, text: str, /) -> None: ...
+
+    def step(self, step: int, numbers: Mapping[str, float], /) -> None: ...
+
+    def groups(self, counts: Mapping[str, float], /) -> None: ...
 
 
 class Sight:
@@ -28,10 +56,10 @@ class Sight:
     def __init__(
         self,
         folder: RunFolder,
-        metrics: MetricsLog,
-        trace: TraceLog,
-        bar: Progress,
-        lag: LoopLag,
+        metrics: NumbersLog,
+        trace: RecordLog,
+        bar: Bar,
+        lag: Callable[[], Mapping[str, float]],
         lineage: Lineage,
         world: World,
         *,
@@ -87,7 +115,7 @@ class Sight:
         """Complete the step's numbers, show and log them. num_tokens: of the step's trajectories, prompts included."""
         step_s = sum(value for name, value in self._step.items() if name.startswith("timing_s/"))
         tokens_per_s = num_tokens / step_s if step_s else 0.0
-        lag = {f"loop_lag/{name}": value for name, value in self._lag.stats().items()}
+        lag = {f"loop_lag/{name}": value for name, value in self._lag().items()}
         numbers = {**self._step, **counts, **lag, "timing_s/step": step_s, "perf/tokens_per_s": tokens_per_s}
         self._step = {}
         if warning := self._no_signal.see(step, numbers):
@@ -113,7 +141,7 @@ class Sight:
 
 @asynccontextmanager
 async def open_sight(
-    folder: RunFolder, config: TrainerConfig, lineage: Lineage, world: World, *, total_steps: int, step: int = 0
+    folder: RunFolder, config: TrainerConfig, lineage: Lineage, *, world: World, total_steps: int, step: int = 0
 ) -> AsyncIterator[Sight]:
     """Open the run's files and the progress bar; leaving draws the curve of what was logged, and records groups dropped last."""
     metrics = await world.offload(partial(MetricsLog, folder, tensorboard=config.tensorboard))
@@ -121,7 +149,7 @@ async def open_sight(
         trace = await world.offload(TraceLog, folder.trace)
         with Progress(total_steps=total_steps, step=step) as bar:
             async with LoopLag() as lag:
-                sight = Sight(folder, metrics, trace, bar, lag, lineage, world, patience=config.no_signal_patience, step=step)
+                sight = Sight(folder, metrics, trace, bar, lag.stats, lineage, world, patience=config.no_signal_patience, step=step)
                 try:
                     yield sight
                 finally:

@@ -5,7 +5,7 @@ Controller code: it waits on the loop and takes blocking work from the World; pr
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO
@@ -21,11 +21,11 @@ from asyncrl.rewards.worker_pool import START_TIMEOUT_S, WorkerPool
 
 
 class Scorer:
-    """A RewardScorer that counts. Made by `open_scorer`."""
+    """A RewardScorer that counts. Made by `open_scorer`. pool_stats: numbers of the processes behind it."""
 
-    def __init__(self, manager: RewardScorer, pool: WorkerPool) -> None:
+    def __init__(self, manager: RewardScorer, pool_stats: Callable[[], dict[str, float]] = dict) -> None:
         self._manager = manager
-        self._pool = pool
+        self._pool_stats = pool_stats
         self._counts = {"scored": 0, "failed": 0, "timed_out": 0}
 
     async def score(self, request: RewardRequest) -> RewardResult:
@@ -43,7 +43,7 @@ class Scorer:
 
     def stats(self) -> dict[str, float]:
         """`scored`, `failed`, `timed_out`, and of the pool `calls`, `waiting`, `workers`, `workers_started`, `workers_ended`."""
-        return {name: float(count) for name, count in self._counts.items()} | self._pool.stats()
+        return {name: float(count) for name, count in self._counts.items()} | self._pool_stats()
 
 
 @asynccontextmanager
@@ -65,7 +65,7 @@ async def open_scorer(config: RewardConfig, *, world: World, log: Path | None = 
         else:
             await pool.fill()
             call = _through(pool, config.function)
-        yield Scorer(MANAGERS[config.manager](config.function, call), pool)
+        yield Scorer(MANAGERS[config.manager](config.function, call), pool.stats)
     finally:
         await pool.close()
         if output:

@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from asyncrl import errors
-from asyncrl.assembly import stages_of
 from asyncrl.config import TrainRun
 from asyncrl.errors import TransitionError
 from asyncrl.fields import CATALOGUE
@@ -18,6 +17,7 @@ from asyncrl.protocol_page import tables
 from asyncrl.protocol_page.tables import data_errors, meaning_and_remedy, run_stages
 from asyncrl.replay.groups import PromptGroup, transition
 from asyncrl.stages.stage import Stage
+from asyncrl.wiring import stages_of
 
 
 def first_column(table: str) -> list[str]:
@@ -65,7 +65,7 @@ def test_the_stages_are_those_that_a_run_has(kind: str) -> None:
     """All of them together; update_actor reads the reference's log-probs only beside a reference."""
     run = TrainRun.model_validate({"data": {"train_files": ["x"]}, "model": {"path": "x"}, "algorithm": {"old_log_probs": kind}})
     actor = SimpleNamespace(log_probs=None, update=None)
-    of_run = {told(stage) for stage in stages_of(run, cast(Any, actor))}
+    of_run = {told(stage) for stage in stages_of(run, cast(Any, actor), reference=actor.log_probs)}
     here = [(when, told(stage)) for when, stage in run_stages()]
     name, reads, writes = next(each for each in of_run if each[0] == "update_actor")
     of_run = of_run - {(name, reads, writes)} | {(name, reads | {"ref_log_prob"}, writes)}

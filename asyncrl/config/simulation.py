@@ -1,0 +1,261 @@
+"""The sections of a scenario: what `asyncrl simulate` reads. A scenario is a run's own configuration, and `[sim.*]` beside it.
+
+The docstring under a key is its help text. Times are virtual seconds; lengths are tokens of the model.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from asyncrl.config.runs import TrainRun
+from asyncrl.config.sections import (
+    ActorConfig,
+    AgentConfig,
+    AlgorithmConfig,
+    Count,
+    DataConfig,
+    Positive,
+    ReplayConfig,
+    RewardConfig,
+    RolloutConfig,
+    Section,
+    Share,
+    StoreConfig,
+    TrainerConfig,
+)
+from asyncrl.errors import ConfigError
+from asyncrl.ports import Json
+
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class Distribution(Section):
+    """A random number. In TOML a plain number is a constant: `latency_s = 0.2`."""
+
+    kind: Literal["constant", "uniform", "exponential", "lognormal", "empirical"] = "constant"
+    """Shape."""
+    value: NonNegative = 0.0
+    """Of `constant`."""
+    low: NonNegative = 0.0
+    """Of `uniform`: the least."""
+    high: NonNegative = 0.0
+    """Of `uniform`: the most."""
+    mean: NonNegative = 0.0
+    """Of `exponential` and `lognormal`."""
+    cv: NonNegative = 1.0
+    """Of `lognormal`: standard deviation / mean."""
+    values: tuple[NonNegative, ...] = ()
+    """Of `empirical`: numbers that were measured, each as likely."""
+    file: str = ""
+    """Of `empirical`: a file with one number a line, in place of `values`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _toml_arrays_are_tuples(cls, data: Json) -> Json:
+        if isinstance(data, dict) and isinstance(data.get("values"), list):
+            return {**data, "values": tuple(data["values"])}
+        return data
+
+
+def _as_distribution(value: Json) -> Json:
+    return {"kind": "constant", "value": value} if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+Random = Annotated[Distribution, BeforeValidator(_as_distribution)]
+"""A distribution, or a number that stands for itself."""
+
+
+def constant(value: float) -> Distribution:
+    return Distribution(value=value)
+
+
+class SimPromptsConfig(Section):
+    """The rows."""
+
+    count: Positive = 64
+    """Rows of the dataset."""
+    prompt_len: Random = constant(64)
+    """Tokens of a prompt."""
+
+
+class SimSessionsConfig(Section):
+    """What the policy does."""
+
+    turns: Random = Distribution(kind="uniform", low=2, high=4)
+    """Assistant turns of a session; all but the last call a tool."""
+    turn_len: Random = constant(64)
+    """Tokens of a turn."""
+    tokens_per_id: Positive = 1
+    """Tokens that one simulated token id stands for: times are those of all tokens, and the store holds a share of them. Limits such
+    as data.max_response_length count ids."""
+
+
+class SimEngineConfig(Section):
+    """Engines, each with rollout.max_num_seqs slots."""
+
+    count: Positive = 1
+    """Engines."""
+    decode_step_s: NonNegative = 0.01
+    """Seconds of a decode step, besides its rows."""
+    decode_row_s: NonNegative = 0.0001
+    """Seconds that each row of a decode step adds: where it outweighs the step, more rows bring nothing."""
+    prefill_call_s: NonNegative = 0.002
+    """Seconds of a prefill, besides its tokens. The engine's other rows wait meanwhile."""
+    prefill_token_s: NonNegative = 0.00002
+    """Seconds that each prompt token of a prefill adds."""
+
+
+class SimToolConfig(Section):
+    """One tool."""
+
+    name: str
+    """What the policy calls it."""
+    weight: NonNegative = 1.0
+    """How often it is called, beside the others."""
+    latency_s: Random = constant(0.1)
+    """Seconds of a call."""
+    result_len: Random = constant(16)
+    """Tokens of an answer."""
+    is_async: bool = True
+    """False: a plain function, which takes a thread."""
+
+
+class SimRewardConfig(Section):
+    """The reward function."""
+
+    latency_s: Random = constant(0.01)
+    """Seconds of a scoring."""
+
+
+class SimTrainingConfig(Section):
+    """The actor."""
+
+    update_call_s: NonNegative = 0.1
+    """Seconds of an update, besides its tokens."""
+    update_token_s: NonNegative = 0.00005
+    """Seconds that each token of the batch adds."""
+    forward_token_s: NonNegative = 0.00002
+    """Seconds of a token in a pass for log-probs."""
+    stage_s: NonNegative = 0.001
+    """Seconds of every other stage, and of each check of a batch."""
+    snapshot_s: NonNegative = 0.01
+    """Seconds of a copy of the weights."""
+    publish_s: NonNegative = 0.01
+    """Seconds in which the engines take new weights."""
+    save_s: NonNegative = 0.5
+    """Seconds of a checkpoint."""
+
+
+class SimJournalConfig(Section):
+    """The journal's disk."""
+
+    commit_s: Random = constant(0.001)
+    """Seconds of a commit; what is queued meanwhile shares the next one."""
+    sync_s: Random = constant(0.002)
+    """Seconds that a synced commit adds."""
+
+
+class SimTimesConfig(Section):
+    """Everything else that takes time."""
+
+    offload_s: NonNegative = 0.0
+    """Seconds of a call in a thread, besides what it does."""
+    turn_overhead_s: NonNegative = 0.0
+    """Seconds that the controller itself spends on a turn."""
+    restart_s: NonNegative = 5.0
+    """Seconds between the end of a process and the next one's start."""
+
+
+class SimFaultsConfig(Section):
+    """Rates of faults; which kinds are on is said by `--faults`. Each seed arms some kinds and leaves others out."""
+
+    await_error: Share = 0.002
+    """Of the resumes of a session's tasks: an exception in its place."""
+    await_cancel: Share = 0.002
+    """Of the resumes of a session's tasks: a cancellation from inside."""
+    await_hang: Share = 0.0005
+    """Of the resumes of a session's guest: it never comes."""
+    tool_error: Share = 0.02
+    """Of tool calls: they raise."""
+    tool_hang: Share = 0.005
+    """Of tool calls: they never end."""
+    reward_error: Share = 0.01
+    """Of scorings: they raise."""
+    straggler: Share = 0.01
+    """Of generate and tool calls: 100 x slower."""
+    engine_death: Share = 0.002
+    """Of generate calls: their engine dies, and comes back."""
+    late_write: Share = 0.05
+    """Of settled sessions: their old attempt writes again."""
+    tag_replay: Share = 0.05
+    """Of tag updates: delivered twice, late, or in another order."""
+    journal_slow: Share = 0.02
+    """Of commits: 100 x slower."""
+    journal_fail: Share = 0.0005
+    """Of commits: the disk is full, and the journal fails for good."""
+    site: Share = 0.25
+    """Of the passes through an armed site: it pauses."""
+    crash: Share = 0.5
+    """Of the lives of a controller: it is killed somewhere, by the process's end or by a power loss."""
+    sigterm: Share = 0.2
+    """Of the lives of a controller: it is asked to stop somewhere."""
+
+
+class SimConfig(Section):
+    """The models of the edges."""
+
+    prompts: SimPromptsConfig = SimPromptsConfig()
+    sessions: SimSessionsConfig = SimSessionsConfig()
+    engine: SimEngineConfig = SimEngineConfig()
+    tools: tuple[SimToolConfig, ...] = (SimToolConfig(name="search"),)
+    reward: SimRewardConfig = SimRewardConfig()
+    training: SimTrainingConfig = SimTrainingConfig()
+    journal: SimJournalConfig = SimJournalConfig()
+    times: SimTimesConfig = SimTimesConfig()
+    faults: SimFaultsConfig = SimFaultsConfig()
+    max_lives: Positive = 40
+    """Starts of the controller after which the run is given up."""
+    max_s: Annotated[float, Field(gt=0)] = 1e7
+    """Virtual seconds after which the run is called endless."""
+    max_staleness: Count = 0
+    """Weight versions that a token may be behind: 0 is the synchronous trainer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _toml_arrays_are_tuples(cls, data: Json) -> Json:
+        if isinstance(data, dict) and isinstance(data.get("tools"), list):
+            return {**data, "tools": tuple(data["tools"])}
+        return data
+
+
+class Scenario(Section):
+    """`asyncrl simulate`: a run whose edges are models. Sections as in a training run; its files and model are not read."""
+
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    agent: AgentConfig = AgentConfig()
+    reward: RewardConfig = RewardConfig()
+    store: StoreConfig = StoreConfig()
+    replay: ReplayConfig = ReplayConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    actor: ActorConfig = ActorConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    sim: SimConfig = SimConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [tool.name for tool in self.sim.tools]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"sim.tools: {names} names a tool twice")
+        if not self.trainer.total_training_steps:
+            raise ConfigError("trainer.total_training_steps is 0: a scenario says how many steps it simulates")
+        self.train_run()
+        return self
+
+    def train_run(self) -> TrainRun:
+        """The configuration that the controller sees. Raises ConfigError for what a training run refuses."""
+        sections = {name: getattr(self, name) for name in type(self).model_fields if name != "sim"}
+        data = self.data.model_copy(update={"train_files": ["simulated"]})
+        tools = [tool.name for tool in self.sim.tools] if self.agent.name == "tool_agent" else []
+        agent = self.agent.model_copy(update={"tools": tools})
+        return TrainRun.model_validate({**sections, "data": data, "agent": agent, "model": {"path": "simulated"}})

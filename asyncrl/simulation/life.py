@@ -1,0 +1,102 @@
+"""One life of the controller: the product's own rooms on simulated edges, from the newest checkpoint to the end or a crash.
+
+machine -> [live] -> wiring.open_controller -> trainer.fit -> machine
+"""
+
+import functools
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from asyncrl.config import TrainRun
+from asyncrl.observe.lineage import Lineage
+from asyncrl.observe.run_folder import RunFolder
+from asyncrl.observe.sight import Sight
+from asyncrl.simulation.edges.engine import SimEngines
+from asyncrl.simulation.edges.journal import SimJournal
+from asyncrl.simulation.edges.policy import SimPolicy
+from asyncrl.simulation.edges.reward import sim_scorer
+from asyncrl.simulation.edges.rows import SimRows
+from asyncrl.simulation.edges.template import SimTemplate
+from asyncrl.simulation.edges.tools import sim_tools
+from asyncrl.simulation.machine import Machine, SimCheckpoint
+from asyncrl.simulation.seams import Seams
+from asyncrl.simulation.watcher import Watcher
+from asyncrl.simulation.world import SimWorld
+from asyncrl.stopping import Stop
+from asyncrl.trainer import Border, Trainer
+from asyncrl.transfer_queue import TransferQueue
+from asyncrl.wiring import Edges, Rollout, open_controller, stages_of
+
+
+async def live(machine: Machine, world: SimWorld, seams: Seams, watcher: Watcher, stop: Stop) -> None:
+    """Run the controller until it ends. Whatever ends it is raised."""
+    async with open_life(machine, world, seams, watcher, stop) as trainer:
+        await trainer.fit()
+    machine.is_finished = trainer.border.step >= trainer.total_steps
+
+
+@asynccontextmanager
+async def open_life(machine: Machine, world: SimWorld, seams: Seams, watcher: Watcher, stop: Stop) -> AsyncIterator[Trainer]:
+    """The controller at the border of the newest checkpoint; without one, at the beginning with an empty journal."""
+    scenario = machine.scenario
+    run = scenario.train_run()
+    checkpoint = machine.newest
+    policy = SimPolicy(scenario, world, seams, lineage=checkpoint.lineage if checkpoint else ())
+    async with AsyncExitStack() as stack:
+        engines = await stack.enter_async_context(SimEngines(scenario, world, seams))
+        tools = sim_tools(scenario, world, seams)
+        template = SimTemplate([tool.name for tool in scenario.sim.tools])
+        scorer = sim_scorer(scenario, world, seams)
+        edges = Edges(
+            world=world,
+            rollout=Rollout(engine=engines, scorer=scorer, template=template, tools=dict(tools)),
+            queue=await stack.enter_async_context(_open_queue(machine, seams, run)),
+            policy=policy,
+            stages=stages_of(run, policy, reference=None),
+            rows=SimRows(scenario),
+            val_rows=None,
+            save=functools.partial(_save, machine, policy, world, seams),
+            open_sight=functools.partial(_open_sight, run, world, watcher),
+        )
+        begin = checkpoint.border if checkpoint else None
+        steps = scenario.trainer.total_training_steps
+        trainer = await stack.enter_async_context(open_controller(run, edges, stop=stop, total_steps=steps, border=begin))
+        watcher.begin(trainer, edges)
+        yield trainer
+
+
+@asynccontextmanager
+async def _open_queue(machine: Machine, seams: Seams, run: TrainRun) -> AsyncIterator[TransferQueue]:
+    if not run.store.journal:
+        async with TransferQueue() as queue:
+            yield queue
+        return
+    config = machine.scenario.sim.journal
+    journal = SimJournal(machine.journal, config, seams, is_full_sync=run.store.sync == "full")
+    async with TransferQueue(journal, journal.load(), commit_timeout_s=run.store.commit_timeout_s) as queue:
+        yield queue
+    journal.close()
+
+
+async def _save(machine: Machine, policy: SimPolicy, world: SimWorld, seams: Seams, border: Border) -> list[int]:
+    """As a real one: the weights as they are, written in the thread that owns them, whole only at the end."""
+    checkpoint = await world.offload(lambda: SimCheckpoint(border=border, lineage=policy.lineage), pool="model")
+    began = world.now()
+    await world.offload(world.spend, machine.scenario.sim.training.save_s, pool="model")
+    seams.busy("trainer", "save", began, world.now())
+    return machine.save(checkpoint)
+
+
+@asynccontextmanager
+async def _open_sight(run: TrainRun, world: SimWorld, watcher: Watcher, lineage: Lineage) -> AsyncIterator[Sight]:
+    yield Sight(
+        RunFolder(path=watcher.folder),
+        watcher,
+        watcher,
+        watcher,
+        dict,
+        lineage,
+        world,
+        patience=run.trainer.no_signal_patience,
+        step=0,
+    )

@@ -1,0 +1,147 @@
+"""Puts the controller of a run together: feed, runner, replay, trainer, on whatever edges it is given.
+
+assembly (the real edges) | simulation (their models) -> [wiring] -> trainer
+
+Nothing here knows a file, a thread or a model. What is the same in a run and in its simulation is made here, and nowhere else.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from asyncrl.agents.runner import GroupRunner
+from asyncrl.agents.session import SessionParts, session_parts
+from asyncrl.agents.tool_runner import ToolRunner
+from asyncrl.config import TrainRun
+from asyncrl.evaluation import eval_prompts, evaluate, modes_of
+from asyncrl.feed import Feed
+from asyncrl.observe.lineage import Lineage
+from asyncrl.observe.sight import Sight
+from asyncrl.ports import Policy, RewardScorer, RolloutEngine, Rows, SamplingParams, Template, Topology, World
+from asyncrl.replay import Admission, ReplayBuffer
+from asyncrl.stages.advantage import advantage_stage
+from asyncrl.stages.batch_metrics import batch_metrics_stage
+from asyncrl.stages.contract import check_stages
+from asyncrl.stages.old_log_prob import LogProbs, old_log_prob_stages
+from asyncrl.stages.ref_log_prob import ref_log_prob_stage
+from asyncrl.stages.stage import Stage
+from asyncrl.stages.update_actor import update_actor_stage
+from asyncrl.stopping import Stop
+from asyncrl.tools import Tool
+from asyncrl.trainer import Border, Trainer, give_weights
+from asyncrl.transfer_queue import TransferQueue
+
+Evaluate = Callable[[], Awaitable[dict[str, float]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What sessions need, open: for training and for evaluation alike."""
+
+    engine: RolloutEngine
+    scorer: RewardScorer
+    template: Template
+    tools: dict[str, Tool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edges:
+    """What a controller stands on, open: all that blocks, computes or keeps. `rows`: of training; `val_rows`: of evaluation."""
+
+    world: World
+    rollout: Rollout
+    queue: TransferQueue
+    policy: Policy
+    stages: tuple[Stage, ...]
+    rows: Rows
+    val_rows: Rows | None
+    save: Callable[[Border], Awaitable[list[int]]]
+    """Writes a checkpoint; returns the steps of those that are kept, oldest first."""
+    open_sight: Callable[[Lineage], AbstractAsyncContextManager[Sight]]
+    rollout_topology: Topology = field(default_factory=Topology)
+
+
+@asynccontextmanager
+async def open_controller(
+    run: TrainRun, edges: Edges, *, stop: Stop, total_steps: int, border: Border | None = None
+) -> AsyncIterator[Trainer]:
+    """The rooms between the edges, at `border`, whose weights the policy has; None: at the beginning.
+
+    Leaving ends the groups in flight.
+    """
+    async with AsyncExitStack() as stack:
+        begin = border or Border()
+        world, rollout, queue = edges.world, edges.rollout, edges.queue
+        if border is not None:
+            await give_weights(border.step, edges.policy, rollout.engine, run, world)
+            await queue.start_over(step=border.step, cursor=border.cursor)
+        admission = Admission(batch_size=run.data.train_batch_size, version=begin.step)
+        lineage = Lineage(
+            world,
+            groups_a_step=run.trainer.trace_groups,
+            batch_size=run.data.train_batch_size,
+            actor=edges.policy.topology,
+            rollout=edges.rollout_topology,
+            is_alive=admission.is_alive,
+            incarnation=queue.incarnation,
+        )
+        agents = GroupRunner(
+            queue, rollout.engine, rollout.scorer, rollout.template, rollout.tools, run, world, lineage.session_span
+        )
+        yield Trainer(
+            run=run,
+            world=world,
+            feed=Feed(edges.rows, world, seed=run.trainer.seed, shuffle=run.data.shuffle, epochs=None, cursor=begin.cursor),
+            queue=queue,
+            agents=await stack.enter_async_context(agents),
+            admission=admission,
+            replay=ReplayBuffer(queue, admission, group_size=run.rollout.n, config=run.replay, world=world),
+            actor=edges.policy,
+            engine=rollout.engine,
+            stages=edges.stages,
+            evaluate=await open_evaluation(run, edges.val_rows, rollout, world, stack),
+            save=edges.save,
+            sight=await stack.enter_async_context(edges.open_sight(lineage)),
+            decode=rollout.template.decode,
+            stop=stop,
+            total_steps=total_steps,
+            border=begin,
+        )
+
+
+def stages_of(run: TrainRun, policy: Policy, *, reference: LogProbs | None) -> tuple[Stage, ...]:
+    """The boxes between sample and retire, in order. `reference`: log-probs of the frozen model, where a KL term is on."""
+    old = old_log_prob_stages(run.old_log_probs, policy.log_probs)
+    ref = () if reference is None else (ref_log_prob_stage(reference),)
+    update = update_actor_stage(policy.update, has_old_log_probs=bool(old), has_reference=bool(ref))
+    stages = (*old, *ref, advantage_stage(run.algorithm), update, batch_metrics_stage())
+    check_stages(stages)
+    return stages
+
+
+async def open_evaluation(
+    run: TrainRun, rows: Rows | None, rollout: Rollout, world: World, stack: AsyncExitStack
+) -> Evaluate | None:
+    """Runs the modes of `run.eval` on the rows and gives their `eval/<mode>/*` numbers; None when there is nothing to run."""
+    modes = modes_of(run.eval)
+    if rows is None or not modes:
+        return None
+    prompts = eval_prompts(rows)
+    tools = await stack.enter_async_context(ToolRunner(rollout.tools, run.agent, world))
+    pairs = [(mode, _eval_parts(run, rollout, tools, world, mode.sampling)) for mode in modes]
+    for _, parts in pairs:
+        stack.push_async_callback(parts.guests.close)
+
+    async def run_modes() -> dict[str, float]:
+        numbers: dict[str, float] = {}
+        for mode, parts in pairs:
+            numbers.update(await evaluate(prompts, mode, parts))
+        return numbers
+
+    return run_modes
+
+
+def _eval_parts(run: TrainRun, rollout: Rollout, tools: ToolRunner, world: World, sampling: SamplingParams) -> SessionParts:
+    return session_parts(
+        run, engine=rollout.engine, scorer=rollout.scorer, template=rollout.template, tools=tools, world=world, sampling=sampling
+    )
