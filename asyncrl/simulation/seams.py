@@ -1,8 +1,16 @@
-"""Seams: where faults and observers meet the edges. Each edge asks its seam at the moments in which something may go wrong, and tells
-it what it was busy with. This base does nothing: the world as it should be.
+"""Seams: where faults and observers meet the edges. Each edge asks its seam at the moments in which something may go wrong, and
+tells it what it was busy with. This base does nothing: the world as it should be.
 
 edges -> [Seams] <- faults, timeline
 """
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from asyncrl.ports import GenerateRequest, Generation
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 
 class Seams:
@@ -34,3 +42,9 @@ class Seams:
 
     def token(self, request_id: str, ids: list[int]) -> None:
         """An engine gave these ids as the answer of a request."""
+
+    def generated(self, request: GenerateRequest, generation: Generation) -> None:
+        """An engine gives this answer."""
+
+    def updated(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> None:
+        """The actor begins to learn from these rows."""

@@ -59,12 +59,14 @@ class SimEngines:
             engine.leave(row)
         self._generated += answer.num_tokens
         self._seams.token(request.request_id, answer.ids)
-        return Generation(
+        generation = Generation(
             token_ids=answer.ids,
             log_probs=[answer.log_prob] * len(answer.ids),
             version_spans=row.spans(),
             stop_reason=answer.stop_reason,
         )
+        self._seams.generated(request, generation)
+        return generation
 
     async def _choose(self) -> "_Engine":
         while True:

@@ -51,6 +51,7 @@ class SimPolicy:
         return columns["rollout_log_probs"] if "rollout_log_probs" in columns else mask.float() * -0.5, mask.float()
 
     def update(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> dict[str, float]:
+        self._seams.updated(columns, group_ids)
         seconds = self._config.update_call_s + self._config.update_token_s * self._num_tokens(columns)
         self._spend("update", seconds)
         self.lineage = (*self.lineage, tuple(dict.fromkeys(uid for uid in group_ids if uid is not None)))
