@@ -1,0 +1,55 @@
+"""Protocols between rooms, and the plain data that travels through them.
+
+A room sees its neighbours only through these pages, which is what lets the simulator stand in for any edge of the controller:
+`World` (time, randomness, blocking work), `RolloutEngine` and `Template` (generation), `RewardScorer` (reward), `Policy` (the
+actor) and `Rows` (the dataset). Nothing here imports torch.
+"""
+
+from asyncrl.ports.generation import (
+    GenerateRequest,
+    Generation,
+    RolloutEngine,
+    SamplingParams,
+    StopReason,
+    Template,
+    VersionSpan,
+    WeightSnapshot,
+)
+from asyncrl.ports.sessions import FailureClass, GroupStatus, Prompt, RewardRequest, RewardResult, RewardScorer, Rows
+from asyncrl.ports.tracing import SessionSpan, Span, SpanKind
+from asyncrl.ports.training import Access, FieldReport, FieldSchema, HeldField, Policy, StageResult, StepContext, Topology
+from asyncrl.ports.values import Decode, Json, Messages
+from asyncrl.ports.world import World
+
+__all__ = [
+    "Access",
+    "Decode",
+    "FailureClass",
+    "FieldReport",
+    "FieldSchema",
+    "GenerateRequest",
+    "Generation",
+    "GroupStatus",
+    "HeldField",
+    "Json",
+    "Messages",
+    "Policy",
+    "Prompt",
+    "RewardRequest",
+    "RewardResult",
+    "RewardScorer",
+    "RolloutEngine",
+    "Rows",
+    "SamplingParams",
+    "SessionSpan",
+    "Span",
+    "SpanKind",
+    "StageResult",
+    "StepContext",
+    "StopReason",
+    "Template",
+    "Topology",
+    "VersionSpan",
+    "WeightSnapshot",
+    "World",
+]

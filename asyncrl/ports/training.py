@@ -1,0 +1,112 @@
+"""A training step: the actor, what a stage knows and leaves, and what a column looks like."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from asyncrl.ports.generation import WeightSnapshot
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """How the processes that hold one model are cut. dp: data, sp: sequence, tp: tensor, pp: pipeline, cp: context parallel.
+
+    The actor's and the rollout's are two different ones; neither follows from the other.
+    """
+
+    world: int = 1
+    dp: int = 1
+    sp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+
+
+class Policy(Protocol):
+    """The actor as the trainer and its stages see it. Its methods block, and are called one at a time in the `model` pool."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that share a batch: the data-parallel size."""
+        ...
+
+    @property
+    def topology(self) -> Topology: ...
+
+    def snapshot(self, version: int) -> WeightSnapshot:
+        """The weights now, as version `version`."""
+        ...
+
+    def log_probs(self, columns: "TensorDict") -> "tuple[torch.Tensor, torch.Tensor]":
+        """(log_probs, entropy), ragged float32 on the response axis."""
+        ...
+
+    def update(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> dict[str, float]:
+        """One pass over the batch; metrics. group_ids: the uid of each row, None for padding."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepContext:
+    """What a stage knows besides its batch."""
+
+    step: int
+    """Training step, from 1."""
+    version: int
+    """Weight version of the actor: the number of published updates so far."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldSchema:
+    """What one column of some rows looks like, without its payload."""
+
+    field: str
+    dtype: str
+    """A torch dtype name, or `object`."""
+    device: str
+    layout: str
+    """`ragged`, `stacked` (one tensor a row) or `object` (one JSON value a row)."""
+    shape: tuple[int, ...]
+    """Of one entry along the ragged axis, or of one stacked row."""
+    lengths: tuple[int, ...]
+    """A row: its entries along the ragged axis, 1 in the other layouts, -1 where it lacks the column."""
+    mask_sums: tuple[int, ...] | None
+    """A row: `response_mask.sum()` as it was found beside the column; None where no mask was there."""
+
+
+class Access(StrEnum):
+    """What a box of the way did with a column."""
+
+    READ = "read"
+    WRITE = "write"
+    TAKE = "take"  # sample: handed its keys on
+    FREE = "free"  # retire: ended it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldReport(FieldSchema):
+    """A column as a box of the way found or left it, for the lineage: of the traced rows alone."""
+
+    stage: str
+    access: Access
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldField(FieldSchema):
+    """A column as the store holds it. by_stage: a training step wrote it, not a session."""
+
+    by_stage: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageResult:
+    """What a stage leaves behind in the controller: numbers, and what it read and wrote of traced rows; never the payload."""
+
+    metrics: dict[str, float]
+    reports: tuple[FieldReport, ...] = ()
