@@ -70,6 +70,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.after_turn: Callable[[], None] | None = None
         self.before_step: Callable[[str], None] | None = None
         """Told the name of each task that is about to run."""
+        self.begun: list[SimTask[Any]] | None = None
+        self.ended: list[SimTask[Any]] | None = None
+        """Tasks that were made, and that ended, since somebody emptied the lists; None: nobody asks."""
         self.wrap: Wrap | None = None
         self.failure: BaseException | None = None
         """The first exception that a callback raised: it has nobody to go to, so the run ends with it."""
@@ -90,7 +93,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         name = name or f"task {self._num_tasks}"
         if self.wrap is not None:
             coro = self.wrap(coro, name)
-        return SimTask(coro, loop=self, name=name, number=self._num_tasks, context=context)
+        task = SimTask(coro, loop=self, name=name, number=self._num_tasks, context=context)
+        if self.begun is not None:
+            self.begun.append(task)
+        return task
 
     # --- turns
 
@@ -133,16 +139,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._timer_cancelled_count -= 1
 
     def _run(self, batch: list[asyncio.Handle]) -> None:
-        told = self.before_step
+        told, ended = self.before_step, self.ended
         for handle in batch:
             if handle._cancelled:
                 continue
             self.steps += 1
+            owner = getattr(handle._callback, "__self__", None)
+            if not isinstance(owner, SimTask):
+                handle._run()
+                continue
             if told is not None:
-                owner = getattr(handle._callback, "__self__", None)
-                if isinstance(owner, SimTask):
-                    told(owner.get_name())
+                told(owner.get_name())
             handle._run()
+            if ended is not None and owner.done():
+                ended.append(owner)
 
     def _shuffled(self, batch: list[asyncio.Handle]) -> list[asyncio.Handle]:
         draw = self._random

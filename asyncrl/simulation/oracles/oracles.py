@@ -1,6 +1,6 @@
 """Oracles of one run: fed by what the store, the engines and the actor do, asked after every turn of the loop.
 
-begin_run, then of each life: tap (the store's journal is opened), begin_life (the rooms are open), after_turn ..., end_life; end_run
+begin_run, and of each life: tap (the store's journal is opened), begin_life (the rooms are open), after_turn ..., end_life; end_run
 """
 
 from collections.abc import Sequence
