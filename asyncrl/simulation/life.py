@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from asyncrl.config import TrainRun
+from asyncrl.journal.port import Journal
 from asyncrl.observe.lineage import Lineage
 from asyncrl.observe.run_folder import RunFolder
 from asyncrl.observe.sight import Sight
@@ -19,6 +20,7 @@ from asyncrl.simulation.edges.rows import SimRows
 from asyncrl.simulation.edges.template import SimTemplate
 from asyncrl.simulation.edges.tools import sim_tools
 from asyncrl.simulation.machine import Machine, SimCheckpoint
+from asyncrl.simulation.oracles import Oracles
 from asyncrl.simulation.seams import Seams
 from asyncrl.simulation.watcher import Watcher
 from asyncrl.simulation.world import SimWorld
@@ -28,15 +30,19 @@ from asyncrl.transfer_queue import TransferQueue
 from asyncrl.wiring import Edges, Rollout, open_controller, stages_of
 
 
-async def live(machine: Machine, world: SimWorld, seams: Seams, watcher: Watcher, stop: Stop) -> None:
+async def live(
+    machine: Machine, world: SimWorld, seams: Seams, watcher: Watcher, stop: Stop, oracles: Oracles | None = None
+) -> None:
     """Run the controller until it ends. Whatever ends it is raised."""
-    async with open_life(machine, world, seams, watcher, stop) as trainer:
+    async with open_life(machine, world, seams, watcher, stop, oracles) as trainer:
         await trainer.fit()
     machine.is_finished = trainer.border.step >= trainer.total_steps
 
 
 @asynccontextmanager
-async def open_life(machine: Machine, world: SimWorld, seams: Seams, watcher: Watcher, stop: Stop) -> AsyncIterator[Trainer]:
+async def open_life(
+    machine: Machine, world: SimWorld, seams: Seams, watcher: Watcher, stop: Stop, oracles: Oracles | None = None
+) -> AsyncIterator[Trainer]:
     """The controller at the border of the newest checkpoint; without one, at the beginning with an empty journal."""
     scenario = machine.scenario
     run = scenario.train_run()
@@ -50,7 +56,7 @@ async def open_life(machine: Machine, world: SimWorld, seams: Seams, watcher: Wa
         edges = Edges(
             world=world,
             rollout=Rollout(engine=engines, scorer=scorer, template=template, tools=dict(tools)),
-            queue=await stack.enter_async_context(_open_queue(machine, seams, run)),
+            queue=await stack.enter_async_context(_open_queue(machine, seams, run, oracles)),
             policy=policy,
             stages=stages_of(run, policy, reference=None),
             rows=SimRows(scenario),
@@ -62,20 +68,23 @@ async def open_life(machine: Machine, world: SimWorld, seams: Seams, watcher: Wa
         steps = scenario.trainer.total_training_steps
         trainer = await stack.enter_async_context(open_controller(run, edges, stop=stop, total_steps=steps, border=begin))
         watcher.begin(trainer, edges)
+        if oracles is not None:
+            oracles.begin_life(trainer, edges, world.loop, world)
         yield trainer
 
 
 @asynccontextmanager
-async def _open_queue(machine: Machine, seams: Seams, run: TrainRun) -> AsyncIterator[TransferQueue]:
-    if not run.store.journal:
-        async with TransferQueue() as queue:
-            yield queue
-        return
-    config = machine.scenario.sim.journal
-    journal = SimJournal(machine.journal, config, seams, is_full_sync=run.store.sync == "full")
-    async with TransferQueue(journal, journal.load(), commit_timeout_s=run.store.commit_timeout_s) as queue:
+async def _open_queue(machine: Machine, seams: Seams, run: TrainRun, oracles: Oracles | None) -> AsyncIterator[TransferQueue]:
+    journal: Journal | None = None
+    if run.store.journal:
+        journal = SimJournal(machine.journal, machine.scenario.sim.journal, seams, is_full_sync=run.store.sync == "full")
+    if oracles is not None:
+        journal = oracles.tap(journal)
+    found = None if journal is None else journal.load()
+    async with TransferQueue(journal, found, commit_timeout_s=run.store.commit_timeout_s) as queue:
         yield queue
-    journal.close()
+    if journal is not None:
+        journal.close()
 
 
 async def _save(machine: Machine, policy: SimPolicy, world: SimWorld, seams: Seams, border: Border) -> list[int]:

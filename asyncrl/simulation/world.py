@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from asyncrl.simulation.events import EventLog
+from asyncrl.simulation.loop import VirtualLoop
 from asyncrl.waiting import within
 from asyncrl.world import DEFAULT_POOLS, derive_seed
 
@@ -23,14 +24,14 @@ class SimWorld:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        loop: VirtualLoop,
         *,
         run_seed: int,
         log: EventLog,
         call_s: float = 0.0,
         pools: Mapping[str, int] | None = None,
     ) -> None:
-        self._loop = loop
+        self._loop = self.loop = loop
         self._run_seed = run_seed
         self._call_s = call_s
         self._log = log

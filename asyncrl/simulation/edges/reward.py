@@ -20,12 +20,16 @@ def sim_scorer(scenario: Scenario, world: SimWorld, seams: Seams) -> Scorer:
     latency = draw_of(scenario.sim.reward.latency_s)
 
     async def reward(data_source: str, solution_str: str, ground_truth: Json, extra_info: dict[str, Json]) -> float:
-        number = zlib.crc32(solution_str.encode())
         began = world.now()
         await seams.reward()
-        await asyncio.sleep(seams.slowed("reward", latency(unit(number, 3))))
+        await asyncio.sleep(seams.slowed("reward", latency(unit(zlib.crc32(solution_str.encode()), 3))))
         seams.busy("reward", NAME, began, world.now())
-        return float(number % 2)
+        return reward_of(solution_str)
 
     call = LoopFunction(NAME, reward, timeout_s=scenario.reward.timeout_s)
     return Scorer(NaiveManager(NAME, call))
+
+
+def reward_of(text: str) -> float:
+    """0 or 1."""
+    return float(zlib.crc32(text.encode()) % 2)

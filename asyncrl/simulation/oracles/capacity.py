@@ -1,0 +1,89 @@
+"""I10: no more under way than there are places, as many permits as holders, and nothing left when the controller is closed."""
+
+import asyncio
+
+from asyncrl.simulation.oracles.ground import Ground
+from asyncrl.simulation.oracles.oracle import Oracle
+
+
+class Places(Oracle):
+    """Slots of engines, sessions in flight, tool calls."""
+
+    name = "I10"
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(ground)
+        config = ground.run.agent
+        self._max_sessions = config.max_concurrent_sessions
+        self._max_tools = config.max_concurrent_tools
+        self._slots = ground.run.rollout.max_num_seqs
+        self._tools = ground.runner._tools
+        self._was_busy = False
+
+    def turn(self) -> None:
+        tasks = self.ground.tasks
+        if not tasks.num:
+            if self._was_busy:
+                self._was_busy = False
+                self._check_free()
+            return
+        self._was_busy = True
+        sessions = len(tasks.session_guests) - len(self.ground.runner._parts.guests._late)
+        if self._max_sessions and sessions > self._max_sessions:
+            self.fail(f"{sessions} sessions run; agent.max_concurrent_sessions is {self._max_sessions}")
+        if tasks.tool_guests:
+            calls, limit = len(tasks.tool_guests) - len(self._tools._guests._late), self._max_tools * len(self._tools.tools)
+            if calls > limit:
+                self.fail(
+                    f"{calls} tool calls run; agent.max_concurrent_tools is {self._max_tools}, of {len(self._tools.tools)} tools"
+                )
+        for name, places in self._tools._places.items():
+            if not 0 <= places._value <= self._max_tools:
+                self.fail(f"tool {name!r} has {places._value} free places of {self._max_tools}")
+        for engine in self.ground.engines._engines[:16]:  # each holds itself to it: a model's check, and the loop must stay cheap
+            if engine.num_running > self._slots:
+                self.fail(f"{engine.name} runs {engine.num_running} rows in {self._slots} slots")
+
+    def _check_free(self) -> None:
+        """No group, session or tool is under way: every place is free."""
+        for name, places in self._tools._places.items():
+            if places._value != self._max_tools:
+                self.fail(f"no session is under way, and tool {name!r} has {places._value} free places of {self._max_tools}")
+        places_of_sessions = self.ground.runner._places
+        if places_of_sessions is not None and places_of_sessions._value != self._max_sessions:
+            self.fail(f"no session is under way, and {places_of_sessions._value} of {self._max_sessions} session places are free")
+        for engine in self.ground.engines._engines:
+            if engine.load:
+                self.fail(f"no session is under way, and {engine.name} has {engine.load} requests")
+
+    def end(self) -> None:
+        ground = self.ground
+        late = {*ground.runner._parts.guests._late, *self._tools._guests._late}
+        left = sorted(task.get_name() for task in asyncio.all_tasks(ground.loop) if task not in late)
+        if left:
+            self.fail(f"{len(left)} tasks are left after the end: {left[:4]}")
+        if len(ground.state.leases) or len(ground.state.watches):
+            self.fail(f"{len(ground.state.leases)} leases and {len(ground.state.watches)} watches are left after the end")
+
+
+class Emptied(Oracle):
+    """At the end of a finished run nothing is left in the store, in its leases and turns, or of a step."""
+
+    name = "I4"
+
+    def end(self) -> None:
+        ground, shadow = self.ground, self.ground.shadow
+        if not ground.machine.is_finished:
+            return
+        if shadow.groups:
+            self.fail(f"the run is over, and keys are left: {sorted(key for group in shadow.groups.values() for key in group)[:4]}")
+        if shadow.leases or shadow.turns:
+            self.fail(
+                f"the run is over, and leases of {sorted(shadow.leases)[:4]} and turns of {sorted(shadow.turns)[:4]} are left"
+            )
+        early = [record.step for record in shadow.records.values() if not record.is_retired]
+        if early:
+            self.fail(f"the run is over, and steps {early} are not retired")
+        stats = ground.edges.queue.stats()
+        if stats["keys"] or stats["bytes"] or stats["turns"]:
+            self.fail(f"the run is over, and the store holds {stats['keys']} keys, {stats['bytes']} bytes, {stats['turns']} turns")

@@ -1,0 +1,97 @@
+"""I11: every wait has its deadline. A session, a tool call and a step end within a time that the configuration states, and somebody
+always gets on.
+"""
+
+from collections import deque
+
+from asyncrl.config import TrainRun
+from asyncrl.ports import GenerateRequest, Generation
+from asyncrl.simulation.oracles.ground import Ground, Task
+from asyncrl.simulation.oracles.oracle import Oracle, Update
+from asyncrl.simulation.oracles.shadow import Changes
+from asyncrl.simulation.stacks import describe_tasks
+
+SLACK_S = 60.0
+"""Beyond the deadlines themselves: pauses at fault sites, and the moment that a cancelled guest gets."""
+
+
+class Deadlines(Oracle):
+    """Of guests: sessions and tool calls. Those that hold on to their cancellation are left behind, which is allowed."""
+
+    name = "I11"
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(ground)
+        agent = ground.run.agent
+        self._bounds = {"guest: session": agent.timeout_s, "guest: tool": agent.tool_timeout_s}
+        self._due: dict[str, deque[tuple[float, Task, str]]] = {kind: deque() for kind in self._bounds}
+        """In the order of their deadlines, since all of a kind have the same bound."""
+
+    def begun(self, task: Task, name: str) -> None:
+        for kind, bound_s in self._bounds.items():
+            if name.startswith(kind):
+                self._due[kind].append((self.ground.loop.time() + bound_s + SLACK_S, task, name))
+
+    def turn(self) -> None:
+        now = self.ground.loop.time()
+        for kind, due in self._due.items():
+            while due and (due[0][1].done() or due[0][0] < now):
+                _, task, name = due.popleft()
+                if not task.done() and not self._is_left_behind(task):
+                    self.fail(f"{name.removeprefix('guest: ')} runs for more than {self._bounds[kind] + SLACK_S:g} s, its deadline")
+
+    def _is_left_behind(self, task: Task) -> bool:
+        runner = self.ground.runner
+        return task in runner._parts.guests._late or task in runner._tools._guests._late
+
+
+class Progress(Oracle):
+    """Something happens: an entry, an answer, a publication, a checkpoint, within the longest wait that anybody may have."""
+
+    name = "I11"
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(ground)
+        self._bound_s = longest_wait(ground.run) + SLACK_S
+        self._step_bound_s = step_bound(ground.run)
+        self._last = self._step_began = ground.loop.time()
+        self._state: tuple[object, ...] = ()
+        self._step = ground.trainer.border.step
+
+    def entry(self, changes: Changes) -> None:
+        self._last = self.ground.loop.time()
+
+    def generated(self, request: GenerateRequest, generation: Generation) -> None:
+        self._last = self.ground.loop.time()
+
+    def updated(self, update: Update) -> None:
+        self._last = self.ground.loop.time()
+
+    def busy_until(self, end_s: float) -> None:
+        """An edge works until then."""
+        self._last = max(self._last, end_s)
+
+    def turn(self) -> None:
+        now, ground = self.ground.loop.time(), self.ground
+        state = (ground.engines.version, len(ground.machine.checkpoints), ground.machine.newest, ground.trainer.border)
+        if state != self._state:
+            self._state, self._last = state, max(self._last, now)
+        if now - self._last > self._bound_s:
+            self.fail(
+                f"nothing has happened for {now - self._last:.1f} s; the longest wait is {self._bound_s:g} s\n{describe_tasks(ground.loop)}"
+            )
+        if ground.trainer.border.step != self._step:
+            self._step, self._step_began = ground.trainer.border.step, now
+        if now - self._step_began > self._step_bound_s:
+            self.fail(f"step {self._step + 1} takes more than {self._step_bound_s:g} s, the sum of its deadlines")
+
+
+def longest_wait(run: TrainRun) -> float:
+    """Seconds that a part of the controller may wait for one thing, by its deadlines: a session, a request, a commit, a scoring."""
+    return max(run.agent.timeout_s, run.rollout.request_timeout_s, run.store.commit_timeout_s, run.reward.timeout_s)
+
+
+def step_bound(run: TrainRun) -> float:
+    """Seconds of a whole step: its groups, its stages, the copy of the weights, a checkpoint, the publication, the journal."""
+    stages = 8 * run.trainer.stage_timeout_s
+    return run.replay.sample_timeout_s + stages + 2 * run.rollout.request_timeout_s + 8 * run.store.commit_timeout_s + SLACK_S

@@ -1,0 +1,93 @@
+"""What the oracles of one life look at."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncrl.agents.runner import GroupRunner
+from asyncrl.config import TrainRun
+from asyncrl.replay import Admission, ReplayBuffer
+from asyncrl.simulation.edges.engine import SimEngines
+from asyncrl.simulation.edges.policy import Lineage, SimPolicy
+from asyncrl.simulation.loop import VirtualLoop
+from asyncrl.simulation.machine import Machine
+from asyncrl.simulation.oracles.book import Book
+from asyncrl.simulation.oracles.shadow import Shadow
+from asyncrl.simulation.world import SimWorld
+from asyncrl.trainer import Trainer
+from asyncrl.transfer_queue.state import State
+from asyncrl.wiring import Edges
+
+Task = asyncio.Task[Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Tasks:
+    """Tasks under way: `groups` and `sessions` by uid, `guests` (loops and tools) by kind; kept by `living.py`."""
+
+    groups: dict[str, Task] = field(default_factory=dict)
+    sessions: dict[str, dict[int, Task]] = field(default_factory=dict)
+    session_guests: dict[Task, None] = field(default_factory=dict)
+    tool_guests: dict[Task, None] = field(default_factory=dict)
+
+    @property
+    def num(self) -> int:
+        return len(self.groups) + len(self.sessions) + len(self.session_guests) + len(self.tool_guests)
+
+
+@dataclass(slots=True, kw_only=True)
+class Ground:
+    """One life: the product's rooms, what the store must hold, and the book of the run."""
+
+    machine: Machine
+    run: TrainRun
+    trainer: Trainer
+    edges: Edges
+    loop: VirtualLoop
+    world: SimWorld
+    shadow: Shadow
+    book: Book
+    tasks: Tasks = field(default_factory=Tasks)
+
+    @property
+    def state(self) -> State:
+        """What the store holds."""
+        return self.edges.queue._state
+
+    @property
+    def admission(self) -> Admission:
+        return self.trainer.admission
+
+    @property
+    def replay(self) -> ReplayBuffer:
+        return self.trainer.replay
+
+    @property
+    def runner(self) -> GroupRunner:
+        return self.trainer.agents
+
+    @property
+    def engines(self) -> SimEngines:
+        assert isinstance(self.trainer.engine, SimEngines)
+        return self.trainer.engine
+
+    @property
+    def policy(self) -> SimPolicy:
+        assert isinstance(self.edges.policy, SimPolicy)
+        return self.edges.policy
+
+    @property
+    def lineage(self) -> Lineage:
+        """Groups of each update that the weights have seen."""
+        return self.policy.lineage
+
+    @property
+    def is_ending(self) -> bool:
+        """The runner is being left, or one of its groups has failed: what is under way is not brought to its end any more."""
+        return self.runner._is_closing or self.runner.has_failed
+
+    @property
+    def has_journal_failed(self) -> bool:
+        """Nothing more is kept."""
+        queue = self.edges.queue
+        return queue._deadline.failure is not None or (queue._journal is not None and queue._journal.failure is not None)

@@ -1,0 +1,175 @@
+"""I6: a trajectory is at most once among the steps that weights have seen; record, update, retire, publish, in this order.
+I9: the update sees the rows of the record. I12: a record is whole groups in the order of admission.
+"""
+
+from collections import Counter
+
+from asyncrl.journal.entries import StepRecord
+from asyncrl.keys import TRAIN
+from asyncrl.simulation.machine import SimCheckpoint
+from asyncrl.simulation.oracles.consumed import rows_given, rows_recorded
+from asyncrl.simulation.oracles.ground import Ground
+from asyncrl.simulation.oracles.oracle import Oracle, Update
+from asyncrl.simulation.oracles.shadow import Changes, ShadowRow
+
+
+class TrainedOnce(Oracle):
+    """The order of a step, and what a checkpoint holds."""
+
+    name = "I6"
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(ground)
+        self._version = ground.engines.version
+        self._saved = ground.machine.newest
+        self._written: dict[int, int] = {}
+        """Step -> number of the entry that recorded it."""
+        self._learned = {uid for step in ground.lineage for uid in step}
+        """Groups in the weights of this life."""
+
+    def entry(self, changes: Changes) -> None:
+        for before, after in changes.records:
+            if before is None:
+                self._written[after.step] = changes.number
+                self._check_new(after)
+            elif (before.keys, before.uids, before.row_ids) != (after.keys, after.uids, after.row_ids):
+                self.fail(f"the record of step {after.step} was changed: {len(before.keys)} keys, then {len(after.keys)}")
+            if after.is_retired and (before is None or not before.is_retired):
+                self._check_retired(after)
+        for record in changes.forgotten:
+            self._check_purged(record)
+
+    def _check_new(self, record: StepRecord) -> None:
+        if record.step != len(self.ground.lineage) + 1:
+            self.fail(f"step {record.step} was recorded for weights of {len(self.ground.lineage)} steps")
+        again = [uid for uid in record.uids if uid in self._learned]
+        if again:
+            self.fail(f"step {record.step} was recorded with groups {again[:4]}, which the weights have seen already")
+
+    def _check_retired(self, record: StepRecord) -> None:
+        lineage = self.ground.lineage
+        if len(lineage) < record.step or set(lineage[record.step - 1]) != set(record.uids):
+            self.fail(f"step {record.step} was retired, but the weights have seen {len(lineage)} steps, not this one's groups")
+
+    def _check_purged(self, record: StepRecord) -> None:
+        kept = [checkpoint.border.step for checkpoint in self.ground.machine.checkpoints]
+        if kept and record.step > kept[0]:
+            self.fail(f"step {record.step} was purged, but checkpoint {kept[0]} is kept (of {kept}) and would ask for it")
+
+    def updated(self, update: Update) -> None:
+        step = len(update.lineage) + 1
+        record = self.ground.shadow.records.get(step)
+        if record is None or record.is_retired:
+            self.fail(f"the actor learns step {step}, whose record is {'retired' if record else 'not there'}")
+            return
+        number = self._written.get(step, 0)
+        if self.ground.run.store.journal and number > update.num_synced:
+            self.fail(f"the actor learns step {step}, whose record (entry {number}) is not synced: {update.num_synced} entries are")
+        given = {uid for uid in update.group_ids if uid is not None}
+        again = sorted(given & self._learned)
+        if again:
+            self.fail(f"the actor learns groups {again[:4]} for step {step}, which its weights have seen already")
+        self._learned |= given
+
+    def turn(self) -> None:
+        ground = self.ground
+        if ground.engines.version != self._version:
+            self._check_published(self._version, ground.engines.version)
+            self._version = ground.engines.version
+        if ground.admission._version > self._version:
+            self.fail(f"admission counts version {ground.admission._version} as published; the engines have {self._version}")
+        if ground.machine.newest is not self._saved:
+            self._saved = ground.machine.newest
+            if self._saved is not None:
+                self._check_checkpoint(self._saved)
+
+    def _check_published(self, before: int, version: int) -> None:
+        shadow, lineage = self.ground.shadow, self.ground.lineage
+        if version != before + 1 or version != len(lineage):
+            self.fail(f"the engines went from version {before} to {version}; the weights have seen {len(lineage)} steps")
+        record = shadow.records.get(version)
+        if record is not None and not record.is_retired:
+            self.fail(f"version {version} was published before its step was retired")
+        left = [uid for uid in lineage[version - 1] if uid in shadow.groups or self.ground.state.partition(TRAIN).group_keys(uid)]
+        if left:
+            self.fail(f"version {version} is published, and keys of its groups {left[:4]} are still there")
+
+    def _check_checkpoint(self, saved: SimCheckpoint) -> None:
+        border, seen = saved.border, [uid for step in saved.lineage for uid in step]
+        if len(saved.lineage) != border.step:
+            self.fail(f"the checkpoint of step {border.step} has weights of {len(saved.lineage)} steps")
+        twice = [uid for uid, count in Counter(seen).items() if count > 1]
+        if twice:
+            self.fail(f"the checkpoint of step {border.step} has seen groups {twice[:4]} twice")
+        learned = set(seen)
+        for line in self.ground.book.lines.values():
+            if line.uid in learned and line.number >= border.cursor:
+                self.fail(f"the checkpoint of step {border.step} has the feed at {border.cursor}, but its weights have seen {line}")
+            if line.number < border.cursor and line.fate == "open" and self.ground.admission.is_alive(line.uid):
+                self.fail(f"the checkpoint of step {border.step} has the feed at {border.cursor}, past {line}")
+
+
+class SameRows(Oracle):
+    """Reordering and balancing keep uid, key and version: what the actor is given are the values of the record's rows."""
+
+    name = "I9"
+
+    def updated(self, update: Update) -> None:
+        step = len(update.lineage) + 1
+        record = self.ground.shadow.records.get(step)
+        if record is None:
+            return
+        given, expected = rows_given(update), rows_recorded(self.ground.shadow, record)
+        if Counter(given) != Counter(expected):
+            strange = next(iter(Counter(given) - Counter(expected)), None)
+            who = "fewer rows than that" if strange is None else f"a row of group {strange.uid!r} that is not in it"
+            self.fail(f"step {step} is recorded with {len(expected)} rows; the actor was given {len(given)}, {who}")
+        for key in record.keys:
+            self._check_columns(step, key)
+
+    def _check_columns(self, step: int, key: str) -> None:
+        row = self.ground.state.partition(TRAIN).rows.get(key)
+        for name, (block, _) in row.cells.items() if row is not None else ():
+            if block.step not in (None, step):
+                self.fail(f"key {key!r} is learned from by step {step}, and has {name!r} of step {block.step}")
+
+
+class WholeGroups(Oracle):
+    """All trajectories of the first groups alive, by admission, session and index; of one partition."""
+
+    name = "I12"
+
+    def entry(self, changes: Changes) -> None:
+        for before, after in changes.records:
+            if before is None:
+                self._check(after)
+
+    def _check(self, record: StepRecord) -> None:
+        shadow, book = self.ground.shadow, self.ground.book
+        batch = self.ground.run.data.train_batch_size
+        if record.partition_id != TRAIN or len(record.uids) != batch:
+            self.fail(f"step {record.step} was recorded with {len(record.uids)} groups of {record.partition_id!r}, not {batch}")
+        expected: list[str] = []
+        for uid in record.uids:
+            prompt = shadow.prompt(uid)
+            if prompt is None or prompt.status != "finished":
+                self.fail(
+                    f"step {record.step} was recorded with group {uid!r}, which is {prompt.status if prompt else 'not there'}"
+                )
+            expected += _trajectories(shadow.groups.get(uid, {}))
+        if list(record.keys) != expected:
+            strange = next((key for key in [*record.keys, *expected] if (key in record.keys) != (key in expected)), None)
+            what = "in another order than by admission, session and index" if strange is None else f"which differ by {strange!r}"
+            self.fail(f"step {record.step} was recorded with {len(record.keys)} keys, its groups have {len(expected)}, {what}")
+        numbers = [book.lines[uid].number for uid in record.uids if uid in book.lines]
+        if numbers != sorted(numbers):
+            self.fail(f"step {record.step} was recorded with prompts {numbers}: not in the order of admission")
+        left = [line for line in book.open.values() if line.uid not in record.uids and self.ground.admission.is_alive(line.uid)]
+        passed = [line for line in left if line.number < numbers[-1]]
+        if passed:
+            self.fail(f"step {record.step} was recorded with prompts up to {numbers[-1]}, and passed over {passed[0]}")
+
+
+def _trajectories(group: dict[str, ShadowRow]) -> list[str]:
+    keys = [(row.entry.session_id, int(key.rpartition("_")[2]), key) for key, row in group.items() if not row.is_prompt]
+    return [key for _, _, key in sorted(keys, key=lambda each: (each[0] or 0, each[1]))]

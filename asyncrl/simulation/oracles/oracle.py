@@ -1,0 +1,68 @@
+"""What an oracle is: it hears what happens in a life, and raises Violation for what must not be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from asyncrl.ports import GenerateRequest, Generation
+from asyncrl.simulation.edges.policy import Lineage
+from asyncrl.simulation.errors import Violation
+from asyncrl.simulation.oracles.book import Line
+from asyncrl.simulation.oracles.ground import Ground, Task
+from asyncrl.simulation.oracles.shadow import Changes
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The actor begins to learn: from these rows, with weights that have seen `lineage`; `num_synced`, `num_acked`: entries that
+    the journal had kept by then."""
+
+    columns: "TensorDict"
+    group_ids: Sequence[str | None]
+    lineage: Lineage
+    num_synced: int
+    num_acked: int
+
+
+class Oracle:
+    """Hears nothing. Each method is called in the order of events, when the turn in which they happened is over."""
+
+    name = ""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+
+    def fed(self, lines: Sequence[Line]) -> None:
+        """The feed handed these prompts out."""
+
+    def begun(self, task: Task, name: str) -> None:
+        """A task was made."""
+
+    def ended(self, task: Task, name: str) -> None:
+        """A task has ended."""
+
+    def entry(self, changes: Changes) -> None:
+        """The store wrote an entry; the shadow has it."""
+
+    def generated(self, request: GenerateRequest, generation: Generation) -> None:
+        """An engine answered."""
+
+    def updated(self, update: Update) -> None:
+        """The actor began to learn."""
+
+    def turn(self) -> None:
+        """A turn is over: all its events were told."""
+
+    def end(self) -> None:
+        """The controller has ended by itself, and everything is closed."""
+
+    def require(self, holds: bool, text: str) -> None:
+        """Raises Violation. For places where the text costs nothing to make."""
+        if not holds:
+            self.fail(text)
+
+    def fail(self, text: str) -> None:
+        raise Violation(self.name, text)
