@@ -102,10 +102,8 @@ class Agreement(Oracle):
         if turns != written:
             self.fail(f"the journal gives back turns {turns}; written were {written}")
         if found.ledger.records != shadow.records or found.ledger.counters != Counter(shadow.counters):
-            self.fail(
-                f"the journal gives back records of steps {sorted(found.ledger.records)} and {dict(found.ledger.counters)}; written "
-                f"were {sorted(shadow.records)} and {shadow.counters}"
-            )
+            back = f"records of steps {sorted(found.ledger.records)} and {dict(found.ledger.counters)}"
+            self.fail(f"the journal gives back {back}; written were {sorted(shadow.records)} and {shadow.counters}")
 
 
 def kept(disk: JournalDisk) -> Saved:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from asyncrl.simulation.oracles.ground import Ground
+from asyncrl.simulation.oracles.ground import Ground, Task
 from asyncrl.simulation.oracles.oracle import Oracle
 
 
@@ -18,16 +18,22 @@ class Places(Oracle):
         self._max_tools = config.max_concurrent_tools
         self._slots = ground.run.rollout.max_num_seqs
         self._tools = ground.runner._tools
-        self._was_busy = False
+        self._has_changed = False
+
+    def begun(self, task: Task, name: str) -> None:
+        self._has_changed = True
+
+    def ended(self, task: Task, name: str) -> None:
+        self._has_changed = True
 
     def turn(self) -> None:
+        if not self._has_changed:
+            return
+        self._has_changed = False
         tasks = self.ground.tasks
         if not tasks.num:
-            if self._was_busy:
-                self._was_busy = False
-                self._check_free()
+            self._check_free()
             return
-        self._was_busy = True
         sessions = len(tasks.session_guests) - len(self.ground.runner._parts.guests._late)
         if self._max_sessions and sessions > self._max_sessions:
             self.fail(f"{sessions} sessions run; agent.max_concurrent_sessions is {self._max_sessions}")

@@ -1,5 +1,6 @@
 """I7: no token is older than the bound when it is trained on. And the rows of an update, from both sides."""
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,7 +41,7 @@ def _split(columns: "TensorDict", name: str) -> Sequence[bytes]:
     column = columns[name]
     bounds = column.offsets().tolist()
     values = column.values().numpy()
-    return [values[start:end].tobytes() for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [values[start:end].tobytes() for start, end in itertools.pairwise(bounds)]
 
 
 class Fresh(Oracle):

@@ -2,6 +2,7 @@
 always gets on.
 """
 
+import math
 from collections import deque
 
 from asyncrl.config import TrainRun
@@ -40,6 +41,9 @@ class Deadlines(Oracle):
                 if not task.done() and not self._is_left_behind(task):
                     self.fail(f"{name.removeprefix('guest: ')} runs for more than {self._bounds[kind] + SLACK_S:g} s, its deadline")
 
+    def due(self) -> float:
+        return min((due[0][0] for due in self._due.values() if due), default=math.inf)
+
     def _is_left_behind(self, task: Task) -> bool:
         runner = self.ground.runner
         return task in runner._parts.guests._late or task in runner._tools._guests._late
@@ -77,13 +81,15 @@ class Progress(Oracle):
         if state != self._state:
             self._state, self._last = state, max(self._last, now)
         if now - self._last > self._bound_s:
-            self.fail(
-                f"nothing has happened for {now - self._last:.1f} s; the longest wait is {self._bound_s:g} s\n{describe_tasks(ground.loop)}"
-            )
+            idle_s, waiting = now - self._last, describe_tasks(ground.loop)
+            self.fail(f"nothing has happened for {idle_s:.1f} s; the longest wait is {self._bound_s:g} s\n{waiting}")
         if ground.trainer.border.step != self._step:
             self._step, self._step_began = ground.trainer.border.step, now
         if now - self._step_began > self._step_bound_s:
             self.fail(f"step {self._step + 1} takes more than {self._step_bound_s:g} s, the sum of its deadlines")
+
+    def due(self) -> float:
+        return min(self._last + self._bound_s, self._step_began + self._step_bound_s)
 
 
 def longest_wait(run: TrainRun) -> float:

@@ -48,33 +48,25 @@ class Ground:
     shadow: Shadow
     book: Book
     tasks: Tasks = field(default_factory=Tasks)
+    state: State = field(init=False)
+    """What the store holds."""
+    admission: Admission = field(init=False)
+    replay: ReplayBuffer = field(init=False)
+    runner: GroupRunner = field(init=False)
+    engines: SimEngines = field(init=False)
+    policy: SimPolicy = field(init=False)
 
-    @property
-    def state(self) -> State:
-        """What the store holds."""
-        return self.edges.queue._state
-
-    @property
-    def admission(self) -> Admission:
-        return self.trainer.admission
-
-    @property
-    def replay(self) -> ReplayBuffer:
-        return self.trainer.replay
-
-    @property
-    def runner(self) -> GroupRunner:
-        return self.trainer.agents
-
-    @property
-    def engines(self) -> SimEngines:
-        assert isinstance(self.trainer.engine, SimEngines)
-        return self.trainer.engine
-
-    @property
-    def policy(self) -> SimPolicy:
+    def __post_init__(self) -> None:
+        trainer = self.trainer
+        assert isinstance(trainer.engine, SimEngines)
         assert isinstance(self.edges.policy, SimPolicy)
-        return self.edges.policy
+        self.engines, self.policy = trainer.engine, self.edges.policy
+        self.state, self.admission, self.replay, self.runner = (
+            trainer.queue._state,
+            trainer.admission,
+            trainer.replay,
+            trainer.agents,
+        )
 
     @property
     def lineage(self) -> Lineage:

@@ -1,5 +1,6 @@
 """What an oracle is: it hears what happens in a life, and raises Violation for what must not be."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -54,7 +55,11 @@ class Oracle:
         """The actor began to learn."""
 
     def turn(self) -> None:
-        """A turn is over: all its events were told."""
+        """A turn is over in which something was told, or a version, a checkpoint or admission changed."""
+
+    def due(self) -> float:
+        """The next moment that it waits for: `turn` is asked after it, whatever happens."""
+        return math.inf
 
     def end(self) -> None:
         """The controller has ended by itself, and everything is closed."""

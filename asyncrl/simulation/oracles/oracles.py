@@ -2,7 +2,8 @@
 
 begin_run, and of each life: tap (the store's journal is opened), begin_life (the rooms are open), after_turn ..., end_life; end_run
 
-What happens in a turn is noted, and looked at when the turn is over: a Violation raised inside the controller would be its to catch.
+What happens in a turn is noted and looked at when the turn is over: a Violation raised inside the controller would be its to
+catch. A turn in which nothing of interest happened costs a few comparisons.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,8 +71,10 @@ class Oracles:
         self._tap: Tap | None = None
         self._notes: list[Note] = []
         self._ground: Ground | None = None
-        self._hearing: dict[str, list[Callable[..., None]]] = {}
+        self._hearing: dict[str, list[Callable[..., Any]]] = {}
         self._kept_before = 0
+        self._seen: tuple[object, ...] = ()
+        self._due = 0.0
 
     def begin_run(self, machine: Machine, log: EventLog) -> None:
         """Once, before the first life."""
@@ -104,8 +107,9 @@ class Oracles:
             book=self._book,
         )
         loop.begun, loop.ended = [], []
+        self._seen, self._due = (), 0.0
         oracles = [kind(ground) for kind in self._kinds]
-        names = ("fed", "begun", "ended", "entry", "generated", "updated", "busy_until", "turn", "end")
+        names = ("fed", "begun", "ended", "entry", "generated", "updated", "busy_until", "turn", "due", "end")
         self._hearing = {name: [getattr(oracle, name) for oracle in oracles if _hears(oracle, name)] for name in names}
 
     def _at_border(self, trainer: Trainer) -> Shadow:
@@ -118,11 +122,9 @@ class Oracles:
         policy = trainer.actor
         self._book.restart(trainer.border, (uid for step in getattr(policy, "lineage", ()) for uid in step))
         if shadow.num_open != shadow.num_recorded or shadow.groups:
-            raise Violation(
-                "I1",
-                f"at the border of step {trainer.border.step} nothing is under way, but the ledger has {shadow.num_open} open groups, "
-                f"{shadow.num_recorded} in records, and the store has keys of {sorted(shadow.groups)[:4]}",
-            )
+            counted = f"the ledger has {shadow.num_open} open groups, {shadow.num_recorded} in records"
+            left = f"the store has keys of {sorted(shadow.groups)[:4]}"
+            raise Violation("I1", f"at the border of step {trainer.border.step} nothing is under way, but {counted}, and {left}")
         return shadow
 
     def after_turn(self) -> None:
@@ -130,22 +132,25 @@ class Oracles:
         ground = self._ground
         if ground is None:
             return
-        hearing, book = self._hearing, self._book
-        if ground.loop.begun:
-            self._tell_tasks(ground, "begun", ground.loop.begun)
-        cursor = ground.trainer.feed._cursor
-        if cursor != book.cursor:
-            lines = book.feed(cursor, ground.world.uid)
-            for hear in hearing["fed"]:
+        loop, cursor = ground.loop, ground.trainer.feed._cursor
+        seen = (ground.engines.version, ground.admission.changed._next, ground.machine.newest, cursor)
+        if not (self._notes or loop.begun or loop.ended) and seen == self._seen and loop._now < self._due:
+            return
+        self._seen = seen
+        self._tell_tasks("begun", loop.begun)
+        if cursor != self._book.cursor:
+            lines = self._book.feed(cursor, ground.world.uid)
+            for hear in self._hearing["fed"]:
                 hear(lines)
-        if self._notes:
-            self._tell_notes(ground)
-        if ground.loop.ended:
-            self._tell_tasks(ground, "ended", ground.loop.ended)
-        for hear in hearing["turn"]:
+        self._tell_notes(ground)
+        self._tell_tasks("ended", loop.ended)
+        for hear in self._hearing["turn"]:
             hear()
+        self._due = min(due() for due in self._hearing["due"])
 
-    def _tell_tasks(self, ground: Ground, what: str, tasks: list[SimTask[Any]]) -> None:
+    def _tell_tasks(self, what: str, tasks: list[SimTask[Any]] | None) -> None:
+        if not tasks:
+            return
         told = list(tasks)
         tasks.clear()
         for task in told:

@@ -1,4 +1,4 @@
-"""I8: token in, token out. What a session wrote is what the engine said in its turns, id for id, and the reward is that of its text."""
+"""I8: token in, token out. What a session wrote is what the engine said in its turns, id for id; its reward is that of its text."""
 
 import array
 from dataclasses import dataclass
