@@ -17,6 +17,10 @@ class OutsideError(SimulationError):
     """Something left the loop: a thread, a socket, a real sleep."""
 
 
+class UnseenError(SimulationError):
+    """Something failed and nobody looked at it: asyncio would only have logged it. Its cause is that failure, if it had one."""
+
+
 class Violation(SimulationError):
     """An oracle does not hold. `invariant`: its name, such as `I4`."""
 
