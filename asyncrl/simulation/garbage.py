@@ -42,6 +42,12 @@ def suspended() -> list[Suspended]:
     return [thing for thing in gc.get_objects() if type(thing) in _KINDS and _state(thing, offset).value < 0]
 
 
+def suspended_in(coro: object) -> list[Suspended]:
+    """What a task runs: a coroutine, or a wrapper that holds one."""
+    held: list[Any] = [coro] if type(coro) in _KINDS else gc.get_referents(coro, *gc.get_referents(coro))
+    return [thing for thing in held if type(thing) in _KINDS]
+
+
 def discard(things: Iterable[Suspended]) -> None:
     """They have ended, without running any more of their code; what they hold is freed with them. Nobody may wait for them."""
     offset = _state_offset()

@@ -31,7 +31,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from asyncrl.simulation.errors import DeadlockError, EndlessError, UnseenError
 from asyncrl.simulation.fence import FencedLoop, fenced
-from asyncrl.simulation.garbage import Suspended, collecting_by_hand, discard, suspended
+from asyncrl.simulation.garbage import Suspended, collecting_by_hand, discard, suspended, suspended_in
 from asyncrl.simulation.handles import SimFuture, SimHandle, SimTask, SimTimer
 from asyncrl.simulation.stacks import describe_tasks
 
@@ -171,7 +171,8 @@ class VirtualLoop(FencedLoop):
         return result
 
     def run_forever(self) -> None:
-        with collecting_by_hand(), fenced(self.fail):
+        # The fence first: it is a generator itself, and not one of this run's.
+        with fenced(self.fail), collecting_by_hand():
             try:
                 super().run_forever()
             except BaseException:
@@ -195,6 +196,7 @@ class VirtualLoop(FencedLoop):
         self.set_exception_handler(lambda loop, context: None)
         discard(things)
         for task in self._waiting.values():
+            discard(suspended_in(task.get_coro()))  # the outermost may have been made before the run
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         for future in self._failed:
             future._log_traceback = False
