@@ -15,6 +15,20 @@ from asyncrl.transfer_queue.partition import Row
 from asyncrl.transfer_queue.state import State
 
 
+class Forgotten(Oracle):
+    """Replay remembers nothing that the store has forgotten: asked when a step is recorded, long after the one before went."""
+
+    name = "I4"
+
+    def entry(self, changes: Changes) -> None:
+        if not any(before is None for before, _ in changes.records):
+            return
+        shadow = self.ground.shadow
+        known = [uid for uid in self.ground.replay._groups if uid not in shadow.groups]
+        if known:
+            self.fail(f"replay still follows groups {known[:4]}, of which the store has no key any more")
+
+
 class Agreement(Oracle):
     """Keys that should be gone are I4's; the rest is called `store`."""
 

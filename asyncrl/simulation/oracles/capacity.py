@@ -1,7 +1,5 @@
 """I10: no more under way than there are places, as many permits as holders, and nothing left when the controller is closed."""
 
-import asyncio
-
 from asyncrl.simulation.oracles.ground import Ground, Task
 from asyncrl.simulation.oracles.oracle import Oracle
 
@@ -65,7 +63,7 @@ class Places(Oracle):
     def end(self) -> None:
         ground = self.ground
         late = {*ground.runner._parts.guests._late, *self._tools._guests._late}
-        left = sorted(task.get_name() for task in asyncio.all_tasks(ground.loop) if task not in late)
+        left = sorted(task.get_name() for task in ground.loop.tasks_left if task not in late)
         if left:
             self.fail(f"{len(left)} tasks are left after the end: {left[:4]}")
         if len(ground.state.leases) or len(ground.state.watches):

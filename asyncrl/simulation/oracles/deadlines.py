@@ -81,7 +81,7 @@ class Progress(Oracle):
         if state != self._state:
             self._state, self._last = state, max(self._last, now)
         if now - self._last > self._bound_s:
-            idle_s, waiting = now - self._last, describe_tasks(ground.loop)
+            idle_s, waiting = now - self._last, describe_tasks(ground.loop.tasks_left)
             self.fail(f"nothing has happened for {idle_s:.1f} s; the longest wait is {self._bound_s:g} s\n{waiting}")
         if ground.trainer.border.step != self._step:
             self._step, self._step_began = ground.trainer.border.step, now

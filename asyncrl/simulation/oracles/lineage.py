@@ -90,6 +90,8 @@ class TrainedOnce(Oracle):
         record = shadow.records.get(version)
         if record is not None and not record.is_retired:
             self.fail(f"version {version} was published before its step was retired")
+        if version in self.ground.state.leases._steps:
+            self.fail(f"version {version} is published, and the lease of its step is still open")
         left = [uid for uid in lineage[version - 1] if uid in shadow.groups or self.ground.state.partition(TRAIN).group_keys(uid)]
         if left:
             self.fail(f"version {version} is published, and keys of its groups {left[:4]} are still there")
@@ -98,6 +100,8 @@ class TrainedOnce(Oracle):
         border, seen = saved.border, [uid for step in saved.lineage for uid in step]
         if len(saved.lineage) != border.step:
             self.fail(f"the checkpoint of step {border.step} has weights of {len(saved.lineage)} steps")
+        if border.cursor > self.ground.book.cursor:
+            self.fail(f"the checkpoint of step {border.step} has the feed at {border.cursor}; it is at {self.ground.book.cursor}")
         twice = [uid for uid, count in Counter(seen).items() if count > 1]
         if twice:
             self.fail(f"the checkpoint of step {border.step} has seen groups {twice[:4]} twice")

@@ -15,7 +15,7 @@ from asyncrl.simulation.errors import Violation
 from asyncrl.simulation.events import EventLog
 from asyncrl.simulation.loop import SimTask, VirtualLoop
 from asyncrl.simulation.machine import Machine
-from asyncrl.simulation.oracles.agreement import Agreement
+from asyncrl.simulation.oracles.agreement import Agreement, Forgotten
 from asyncrl.simulation.oracles.book import Book
 from asyncrl.simulation.oracles.capacity import Emptied, Places
 from asyncrl.simulation.oracles.conservation import Conservation
@@ -53,6 +53,7 @@ ORACLES: tuple[type[Oracle], ...] = (
     Deadlines,
     Progress,
     Agreement,
+    Forgotten,
     Emptied,
 )
 """In the order in which they are asked."""

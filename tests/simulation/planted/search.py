@@ -1,0 +1,96 @@
+"""Which oracle catches a planted bug, and at which seed.
+
+    python -m tests.simulation.planted.search [--seeds 500] [names of bugs]
+
+prints a table, and ends with exit code 1 when a bug was not caught, or when a seed fails without any bug.
+"""
+
+import argparse
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from asyncrl.config.simulation import Scenario
+from asyncrl.simulation.errors import Violation
+from asyncrl.simulation.faults import ALL
+from asyncrl.simulation.run import simulate
+from tests.simulation.planted import agents, replay, steps, store  # noqa: F401  (each adds its bugs to the list)
+from tests.simulation.planted.bug import BUGS, Bug, Plant
+
+MAX_SEEDS = 500
+"""A bug that is not caught by then is not caught."""
+
+SCENARIO = Scenario.model_validate(
+    {
+        "data": {"train_batch_size": 2, "max_prompt_length": 16, "max_response_length": 96},
+        "rollout": {"n": 2, "max_num_seqs": 3},
+        "agent": {"name": "tool_agent", "max_concurrent_sessions": 3, "max_concurrent_tools": 2},
+        "trainer": {"total_training_steps": 4, "save_freq": 1, "trace_groups": 0, "log_trajectories": 0},
+        "sim": {
+            "prompts": {"count": 16, "prompt_len": 6},
+            "sessions": {"turns": {"kind": "uniform", "low": 1, "high": 3}, "turn_len": {"kind": "uniform", "low": 6, "high": 12}},
+            "tools": [{"name": "search", "latency_s": {"kind": "exponential", "mean": 0.2}, "result_len": 3}],
+            "faults": {"crash": 0.5, "sigterm": 0.3, "await_error": 0.01, "await_cancel": 0.01, "tool_hang": 0.02},
+        },
+    }
+)
+"""Small, with every place narrow: two groups of two sessions, three slots, three sessions and two tool calls at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catch:
+    """`by`: the invariant that was broken, or the kind of error; `text`: its first line."""
+
+    seed: int
+    by: str
+    text: str
+
+
+def run(seed: int, *plants: Plant | None) -> Catch | None:
+    """One run with these planted. None: nothing was found."""
+    with ExitStack() as stack:
+        for plant in plants:
+            if plant is not None:
+                stack.enter_context(plant())
+        failure = simulate(SCENARIO, seed=seed, faults=ALL).failure
+    if failure is None:
+        return None
+    by = failure.invariant if isinstance(failure, Violation) else type(failure).__name__
+    return Catch(seed=seed, by=by, text=str(failure).partition("\n")[0])
+
+
+def first_catch(bug: Bug, seeds: range) -> Catch | None:
+    return next((catch for seed in seeds if (catch := run(seed, bug.provoke, bug.plant)) is not None), None)
+
+
+def table(catches: dict[str, Catch | None]) -> str:
+    """One line a bug."""
+    width = max(map(len, catches))
+    lines = [f"{'bug':{width}}  seed  caught by  what it said"]
+    for name, catch in catches.items():
+        if catch is None:
+            lines.append(f"{name:{width}}     -  NOTHING    {BUGS[name].what}")
+        else:
+            lines.append(f"{name:{width}}  {catch.seed:4}  {catch.by:9}  {catch.text[:110]}")
+    num_caught = sum(catch is not None for catch in catches.values())
+    return "\n".join([*lines, f"{num_caught} of {len(catches)} planted bugs caught"])
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.planted.search")
+    parser.add_argument("--seeds", type=int, default=MAX_SEEDS)
+    parser.add_argument("bugs", nargs="*", default=[])
+    options = parser.parse_args(arguments)
+    seeds = range(options.seeds)
+    catches = {name: first_catch(BUGS[name], seeds) for name in options.bugs or BUGS}
+    print(table(catches))
+    provoked = {bug.provoke for bug in BUGS.values()}
+    false = [catch for provoke in sorted(provoked, key=str) for seed in seeds if (catch := run(seed, provoke)) is not None]
+    for catch in false:
+        print(f"without any bug, seed {catch.seed} fails: {catch.by} {catch.text}")
+    print(f"{len(seeds) * len(provoked)} runs without a bug, {len(false)} failures")
+    return int(bool(false) or None in catches.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

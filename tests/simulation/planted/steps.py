@@ -1,0 +1,168 @@
+"""Bugs in the way of a step: update, retire, publish, checkpoint, purge."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from asyncrl import trainer
+from asyncrl.replay import ReplayBuffer
+from asyncrl.simulation.edges.policy import SimPolicy
+from asyncrl.simulation.errors import InjectedError
+from asyncrl.trainer import Border, Trainer
+from tests.simulation.planted.bug import bug, replaced
+
+
+@contextmanager
+def failing_updates() -> Iterator[None]:
+    """Some updates fail before they begin."""
+    right = SimPolicy.update
+
+    def update(self: Any, columns: Any, group_ids: Any) -> dict[str, float]:
+        if int(self._world.now() * 1000) % 3 == 0:
+            raise InjectedError("update")
+        return right(self, columns, group_ids)
+
+    with replaced(SimPolicy, update=update):
+        yield
+
+
+@bug("a step that fails is retired", provoke=failing_updates)
+def retired_though_failed() -> Iterator[None]:
+    async def restore(self: Any, step: int) -> None:
+        keys = self._batch(self._admission.recorded(step)).keys
+        lease = self._queue._state.leases._steps[step].lease
+        await self._queue.retire(keys, partition_id=self._partition_id, step=step, lease=lease)
+
+    with replaced(ReplayBuffer, restore=restore):
+        yield
+
+
+@bug("a step that fails is called done: its border is where a checkpoint is made", provoke=failing_updates)
+def failed_step_is_saved() -> Iterator[None]:
+    right = Trainer.train_step
+
+    async def train_step(self: Any, step: int) -> Any:
+        try:
+            return await right(self, step)
+        except Exception:
+            self.border, self._is_updating = Border(step=step, cursor=self.feed.cursor), False
+            raise
+
+    with replaced(Trainer, train_step=train_step):
+        yield
+
+
+@bug("a checkpoint is made before the update")
+def saved_before_update() -> Iterator[None]:
+    right = Trainer.train_step
+
+    async def train_step(self: Any, step: int) -> Any:
+        self.border = Border(step=step, cursor=self.feed.cursor)
+        await self._save()
+        return await right(self, step)
+
+    with replaced(Trainer, train_step=train_step):
+        yield
+
+
+@bug("a checkpoint does not keep the feed's cursor")
+def cursor_not_saved() -> Iterator[None]:
+    right = Trainer._save
+
+    async def save(self: Any) -> None:
+        self.border = replace(self.border, cursor=0)
+        await right(self)
+
+    with replaced(Trainer, _save=save):
+        yield
+
+
+@bug("a checkpoint keeps the cursor of the moment in which it is made, not that of its border")
+def cursor_of_later() -> Iterator[None]:
+    right = Trainer._save
+
+    async def save(self: Any) -> None:
+        self.border = replace(self.border, cursor=self.feed.cursor + 1)
+        await right(self)
+
+    with replaced(Trainer, _save=save):
+        yield
+
+
+@bug("steps are purged up to the newest checkpoint")
+def purged_by_the_newest() -> Iterator[None]:
+    async def purge(self: Any) -> None:
+        if self._kept:
+            await self.queue.purge(self._kept[-1])
+
+    with replaced(Trainer, _purge=purge):
+        yield
+
+
+@bug("a version is published before its step is retired")
+def published_before_retired() -> Iterator[None]:
+    train_step = Trainer.train_step
+
+    async def early(self: Any, step: int) -> Any:
+        await trainer.give_weights(step, self.actor, self.engine, self.run, self.world)
+        return await train_step(self, step)
+
+    with replaced(Trainer, train_step=early):
+        yield
+
+
+@bug("places are freed before the engines have the weights")
+def places_freed_before_publication() -> Iterator[None]:
+    right = Trainer.publish
+
+    async def publish(self: Any, version: int) -> None:
+        self.admission.publish(version)
+        await right(self, version)
+
+    with replaced(Trainer, publish=publish):
+        yield
+
+
+@bug("the engines are never given the new weights")
+def weights_not_given() -> Iterator[None]:
+    async def publish(self: Any, version: int) -> None:
+        self.admission.publish(version)
+
+    with replaced(Trainer, publish=publish):
+        yield
+
+
+@bug("balancing loses a row")
+def balance_loses_a_row() -> Iterator[None]:
+    right = Trainer._balance
+
+    async def balance(self: Any, scope: Any) -> Any:
+        whole = await right(self, scope)
+        return replace(whole, batch=whole.batch.select(range(1, len(whole.batch))))
+
+    with replaced(Trainer, _balance=balance):
+        yield
+
+
+@bug("balancing turns the rows round, and not their groups")
+def groups_of_other_rows() -> Iterator[None]:
+    right = SimPolicy.update
+
+    def update(self: Any, columns: Any, group_ids: Any) -> Any:
+        return right(self, columns, group_ids[::-1])
+
+    with replaced(SimPolicy, update=update):
+        yield
+
+
+@bug("an update is repeated on the same batch")
+def trained_twice() -> Iterator[None]:
+    right = SimPolicy.update
+
+    def update(self: Any, columns: Any, group_ids: Any) -> Any:
+        right(self, columns, group_ids)
+        return right(self, columns, group_ids)
+
+    with replaced(SimPolicy, update=update):
+        yield
