@@ -13,7 +13,8 @@ from asyncrl.journal.port import Journal
 from asyncrl.ports import GenerateRequest, Generation
 from asyncrl.simulation.errors import Violation
 from asyncrl.simulation.events import EventLog
-from asyncrl.simulation.loop import SimTask, VirtualLoop
+from asyncrl.simulation.handles import SimTask
+from asyncrl.simulation.loop import VirtualLoop
 from asyncrl.simulation.machine import Machine
 from asyncrl.simulation.oracles.agreement import Agreement, Forgotten
 from asyncrl.simulation.oracles.book import Book
