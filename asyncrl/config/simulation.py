@@ -181,6 +181,8 @@ class SimFaultsConfig(Section):
     """Of tool calls: they never end."""
     reward_error: Share = 0.01
     """Of scorings: they raise."""
+    reward_hang: Share = 0.002
+    """Of scorings: they never end."""
     straggler: Share = 0.01
     """Of generate and tool calls: 100 x slower."""
     engine_death: Share = 0.002
@@ -198,7 +200,9 @@ class SimFaultsConfig(Section):
     crash: Share = 0.5
     """Of the lives of a controller: it is killed somewhere, by the process's end or by a power loss."""
     sigterm: Share = 0.2
-    """Of the lives of a controller: it is asked to stop somewhere."""
+    """Of the lives of a controller: it is asked to stop somewhere, perhaps twice."""
+    checkpoint_damage: Share = 0.1
+    """Of the restarts: the newest of several checkpoints cannot be read."""
 
 
 class SimConfig(Section):

@@ -6,9 +6,9 @@ machine -> [live] -> wiring.open_controller -> trainer.fit -> machine
 import functools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
 
 from asyncrl.config import TrainRun
-from asyncrl.journal.port import Journal
 from asyncrl.observe.lineage import Lineage
 from asyncrl.observe.run_folder import RunFolder
 from asyncrl.observe.sight import Sight
@@ -19,6 +19,7 @@ from asyncrl.simulation.edges.reward import sim_scorer
 from asyncrl.simulation.edges.rows import SimRows
 from asyncrl.simulation.edges.template import SimTemplate
 from asyncrl.simulation.edges.tools import sim_tools
+from asyncrl.simulation.faults import FaultPlan
 from asyncrl.simulation.machine import Machine, SimCheckpoint
 from asyncrl.simulation.oracles import Oracles
 from asyncrl.simulation.seams import Seams
@@ -29,9 +30,12 @@ from asyncrl.trainer import Border, Trainer
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.wiring import Edges, Rollout, open_controller, stages_of
 
+if TYPE_CHECKING:
+    from asyncrl.journal.port import Journal
+
 
 async def live(
-    machine: Machine, world: SimWorld, seams: Seams, watcher: Watcher, stop: Stop, oracles: Oracles | None = None
+    machine: Machine, world: SimWorld, seams: FaultPlan, watcher: Watcher, stop: Stop, oracles: Oracles | None = None
 ) -> None:
     """Run the controller until it ends. Whatever ends it is raised."""
     async with open_life(machine, world, seams, watcher, stop, oracles) as trainer:
@@ -41,7 +45,7 @@ async def live(
 
 @asynccontextmanager
 async def open_life(
-    machine: Machine, world: SimWorld, seams: Seams, watcher: Watcher, stop: Stop, oracles: Oracles | None = None
+    machine: Machine, world: SimWorld, seams: FaultPlan, watcher: Watcher, stop: Stop, oracles: Oracles | None = None
 ) -> AsyncIterator[Trainer]:
     """The controller at the border of the newest checkpoint; without one, at the beginning with an empty journal."""
     scenario = machine.scenario
@@ -74,22 +78,25 @@ async def open_life(
 
 
 @asynccontextmanager
-async def _open_queue(machine: Machine, seams: Seams, run: TrainRun, oracles: Oracles | None) -> AsyncIterator[TransferQueue]:
+async def _open_queue(machine: Machine, plan: FaultPlan, run: TrainRun, oracles: Oracles | None) -> AsyncIterator[TransferQueue]:
     journal: Journal | None = None
     if run.store.journal:
-        journal = SimJournal(machine.journal, machine.scenario.sim.journal, seams, is_full_sync=run.store.sync == "full")
+        journal = SimJournal(machine.journal, machine.scenario.sim.journal, plan, is_full_sync=run.store.sync == "full")
     if oracles is not None:
         journal = oracles.tap(journal)
     found = None if journal is None else journal.load()
     async with TransferQueue(journal, found, commit_timeout_s=run.store.commit_timeout_s) as queue:
-        yield queue
-    if journal is not None:
-        journal.close()
+        try:
+            yield queue
+        finally:
+            if journal is not None:
+                journal.close()
 
 
 async def _save(machine: Machine, policy: SimPolicy, world: SimWorld, seams: Seams, border: Border) -> list[int]:
     """As a real one: the weights as they are, written in the thread that owns them, whole only at the end."""
     checkpoint = await world.offload(lambda: SimCheckpoint(border=border, lineage=policy.lineage), pool="model")
+    seams.saving()
     began = world.now()
     await world.offload(world.spend, machine.scenario.sim.training.save_s, pool="model")
     seams.busy("trainer", "save", began, world.now())

@@ -1,69 +1,248 @@
 """simulate: a whole run of a scenario, life after life, from one seed.
 
-scenario, seed -> [simulate] -> Outcome
+scenario, seed, faults -> [simulate] -> Outcome
+
+A life ends by itself, by a fault that explains its end, or as a failure of the run. After the first two the next one goes on from
+the newest checkpoint with what the journal has kept; where there is no checkpoint it is a new run with an empty journal. Faults
+cease after some lives, so that a run that recovers comes to its end.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from asyncrl.config.simulation import Scenario
+from asyncrl.simulation.draws import unit
+from asyncrl.simulation.edges.journal import JournalDisk
+from asyncrl.simulation.errors import Crash, EndlessError
 from asyncrl.simulation.events import EventLog
+from asyncrl.simulation.faults import FaultKind, FaultPlan, ResumeFault, armed_kinds
+from asyncrl.simulation.faults.ends import is_explained
+from asyncrl.simulation.faults.process import Loss
 from asyncrl.simulation.life import live
 from asyncrl.simulation.loop import Order, VirtualLoop
 from asyncrl.simulation.machine import Machine
 from asyncrl.simulation.oracles import Oracles
-from asyncrl.simulation.seams import Seams
+from asyncrl.simulation.seams import Observer
 from asyncrl.simulation.watcher import Watcher
 from asyncrl.simulation.world import SimWorld
 from asyncrl.stopping import Stop
 from asyncrl.world import derive_seed
 
+FAULTY_LIVES = 12
+"""Lives after which faults cease."""
+LOOK_TURNS = 1024
+"""Turns between two looks at how much time has passed."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True)
 class Outcome:
-    """How a simulated run ended."""
+    """How a simulated run ended. `failure`: what should not have been; None when all is well."""
 
     seed: int
     machine: Machine
     watcher: Watcher
     log: EventLog
-    steps: int
-    """Callbacks that the loop ran."""
+    failure: BaseException | None = None
+    steps: int = 0
+    """Callbacks that the loops ran: steps of tasks, and events of the edges."""
+    num_resumes: int = 0
+    """With `at`: resumes of all tasks of the first life."""
+    hits: Counter[FaultKind] = field(default_factory=Counter)
+    """Faults that came true."""
+
+    @property
+    def is_ok(self) -> bool:
+        return self.failure is None
+
+    @property
+    def num_lives(self) -> int:
+        return self.machine.num_lives
+
+    @property
+    def seconds(self) -> float:
+        """Virtual."""
+        return self.machine.now_s
 
 
-def simulate(scenario: Scenario, *, seed: int, order: Order = Order.TASKS, oracles: bool = True) -> Outcome:
-    machine, watcher, log = Machine(scenario=scenario), Watcher(), EventLog()
-    asked = Oracles() if oracles else None
-    if asked is not None:
-        asked.begin_run(machine, log)
-    steps = 0
-    while not machine.is_finished:
-        steps += _one_life(machine, watcher, log, seed, order, asked)
-    return Outcome(seed=seed, machine=machine, watcher=watcher, log=log, steps=steps)
+def simulate(
+    scenario: Scenario,
+    *,
+    seed: int,
+    order: Order = Order.TASKS,
+    faults: frozenset[FaultKind] = frozenset(),
+    oracles: bool = True,
+    keep_events: int | None = 50,
+    digest: bool = False,
+    observers: Sequence[Observer] = (),
+    at: ResumeFault | None = None,
+) -> Outcome:
+    """Run the scenario to its end. What is found is in the outcome, never raised.
 
-
-def _one_life(machine: Machine, watcher: Watcher, log: EventLog, seed: int, order: Order, oracles: Oracles | None) -> int:
-    machine.num_lives += 1
-    loop = VirtualLoop(derive_seed(seed, machine.num_lives), order=order, start_s=machine.now_s)
-    log.now = loop.time
-    loop.before_step = log.step
-    config = machine.scenario
-    world = SimWorld(loop, run_seed=config.trainer.seed, log=log, call_s=config.sim.times.offload_s)
-    seams = Seams()
-    if oracles is not None:
-        loop.after_turn = oracles.after_turn
-        seams = _Told(oracles)
+    faults: kinds that may happen, of which the seed arms some, by the scenario's rates. at: one fault at a resume of the first
+    life, besides.
+    """
+    machine, log = Machine(scenario=scenario), EventLog(keep=keep_events, digests=digest)
+    outcome = Outcome(seed=seed, machine=machine, watcher=Watcher(), log=log)
+    run = _Run(outcome, order, armed_kinds(seed, faults), Oracles() if oracles else None, observers)
     try:
-        loop.run_until_complete(live(machine, world, seams, watcher, Stop(), oracles))
-        if oracles is not None:
-            oracles.end_life(None, crashed=False)
-    finally:
-        machine.now_s = loop.time()
-        loop.close()
-    return loop.steps
+        run.to_end(at)
+    except Exception as failure:  # a finding: whoever asked for the run looks at it
+        outcome.failure = failure
+        log.note("failure", f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}")
+    return outcome
 
 
-class _Told(Seams):
-    def __init__(self, oracles: Oracles) -> None:
-        self.busy = oracles.busy  # type: ignore[method-assign]
-        self.generated = oracles.generated  # type: ignore[method-assign]
-        self.updated = oracles.updated  # type: ignore[method-assign]
+class _Run:
+    def __init__(
+        self,
+        outcome: Outcome,
+        order: Order,
+        armed: dict[FaultKind, float],
+        oracles: Oracles | None,
+        observers: Sequence[Observer],
+    ) -> None:
+        self._outcome = outcome
+        self._order = order
+        self._armed = armed
+        self._oracles = oracles
+        self._observers = observers
+        self._machine = outcome.machine
+        self._scenario = outcome.machine.scenario
+
+    def to_end(self, at: ResumeFault | None) -> None:
+        """Raises what no fault explains."""
+        machine, asked = self._machine, self._oracles
+        if self._armed:
+            self._outcome.log.note("armed", " ".join(f"{kind}x{loud:g}" for kind, loud in self._armed.items()))
+        if asked is not None:
+            asked.begin_run(machine, self._outcome.log)
+        while not machine.is_finished:
+            self._live(at if machine.num_lives == 0 else None)
+        if asked is not None:
+            asked.end_run()
+
+    def _live(self, at: ResumeFault | None) -> None:
+        machine, log = self._machine, self._outcome.log
+        machine.num_lives += 1
+        if machine.num_lives > self._scenario.sim.max_lives:
+            raise EndlessError(f"the controller was started {machine.num_lives - 1} times (sim.max_lives) and is not at its end")
+        if machine.newest is None:
+            machine.journal = JournalDisk()
+        life = _Life(self, self._outcome, derive_seed(self._outcome.seed, "life", machine.num_lives), at)
+        log.now = life.loop.time
+        log.note("life", f"{machine.num_lives} from step {machine.newest.border.step if machine.newest else 0}")
+        error = life.run()
+        log.note("end", f"life {machine.num_lives}: {_told(error)}")
+        if error is not None and not is_explained(error, life.plan.hits):
+            raise error
+
+    # --- what a life is made of
+
+    def plan(self, loop: VirtualLoop, stop: Stop, seed: int, at: ResumeFault | None) -> FaultPlan:
+        """The faults of a life."""
+        armed = self._armed if self._machine.num_lives <= FAULTY_LIVES else {}
+        ends_early = FaultKind.CRASH in armed or FaultKind.SIGTERM in armed
+        return FaultPlan(
+            armed,
+            self._scenario.sim.faults,
+            loop,
+            self._outcome.log,
+            seed=seed,
+            stop=stop,
+            expected_turns=_turns_of(self._scenario.model_dump_json()) if ends_early else 0,
+            at=at,
+            observers=self._observers,
+            witness=self._oracles,
+        )
+
+    @property
+    def order(self) -> Order:
+        return self._order
+
+    @property
+    def oracles(self) -> Oracles | None:
+        return self._oracles
+
+
+class _Life:
+    """One start of the controller's process, on what the lives before have left."""
+
+    def __init__(self, run: _Run, outcome: Outcome, seed: int, at: ResumeFault | None) -> None:
+        self._outcome = outcome
+        self._machine = machine = outcome.machine
+        self._oracles = run.oracles
+        self._seed = seed
+        self._stop = Stop()
+        self.loop = VirtualLoop(seed, order=run.order, start_s=machine.now_s)
+        self.plan = run.plan(self.loop, self._stop, seed, at)
+        self.loop.before_step = outcome.log.step
+        self.loop.after_turn = self._after_turn
+        self._look_turn = min(LOOK_TURNS, self.plan.process.next_turn)
+        scenario = machine.scenario
+        self._world = SimWorld(self.loop, run_seed=scenario.trainer.seed, log=outcome.log, call_s=scenario.sim.times.offload_s)
+
+    def run(self) -> BaseException | None:
+        """The life to its end: what ended it. Raises what an oracle finds in that end."""
+        error: BaseException | None = None
+        try:
+            self.loop.run_until_complete(
+                live(self._machine, self._world, self.plan, self._outcome.watcher, self._stop, self._oracles)
+            )
+            self._check_nothing_left()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as ended:  # whether it may end so is for the run to say
+            error = ended
+        try:
+            if self._oracles is not None:
+                self._oracles.end_life(error, crashed=isinstance(error, Crash))
+        finally:
+            self._leave(error)
+        return error
+
+    def _after_turn(self) -> None:
+        if self._oracles is not None:
+            self._oracles.after_turn()
+        if self.loop.turns >= self._look_turn:
+            self._look()
+
+    def _look(self) -> None:
+        limit_s = self._machine.scenario.sim.max_s
+        if self.loop.time() > limit_s:
+            raise EndlessError(f"sim.max_s = {limit_s:g} virtual seconds have passed, and the run is not at its end")
+        if self.loop.turns >= self.plan.process.next_turn:
+            self.plan.process.ring()
+        self._look_turn = min(self.loop.turns + LOOK_TURNS, self.plan.process.next_turn)
+
+    def _check_nothing_left(self) -> None:
+        left = [task.get_name() for task in self.loop.tasks_left if not task.get_name().startswith("guest: ")]
+        if left:
+            raise EndlessError(f"the controller has ended, and tasks of it have not: {left[:8]}")
+
+    def _leave(self, error: BaseException | None) -> None:
+        """What remains: the time, and of the journal what it must keep and perhaps more."""
+        machine, outcome, scenario = self._machine, self._outcome, self._machine.scenario
+        outcome.steps += self.loop.steps
+        outcome.num_resumes += self.plan.resumes.num_resumes
+        outcome.hits.update(self.plan.hits)
+        machine.now_s = self.loop.time() + (0.0 if machine.is_finished else scenario.sim.times.restart_s)
+        is_power_loss = isinstance(error, Crash) and error.args == (Loss.POWER,)
+        machine.journal.crash(unit(self._seed, 5), power=is_power_loss)
+        if len(machine.checkpoints) > 1 and self.plan.strikes(FaultKind.CHECKPOINT_DAMAGE, "the newest checkpoint"):
+            machine.checkpoints.pop()
+        self.loop.abandon()
+
+
+def _told(error: BaseException | None) -> str:
+    return "by itself" if error is None else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+@lru_cache(maxsize=64)
+def _turns_of(scenario: str) -> int:
+    """Turns of the loop that the scenario, as JSON, takes without a fault."""
+    outcome = Outcome(seed=0, machine=Machine(scenario=Scenario.model_validate_json(scenario)), watcher=Watcher(), log=EventLog())
+    life = _Life(_Run(outcome, Order.TASKS, {}, None, ()), outcome, 0, None)
+    life.run()
+    return life.loop.turns

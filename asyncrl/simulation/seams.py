@@ -1,11 +1,11 @@
 """Seams: where faults and observers meet the edges. Each edge asks its seam at the moments in which something may go wrong, and
-tells it what it was busy with. This base does nothing: the world as it should be.
+tells it what it was busy with. This base disturbs nothing: the world as it should be.
 
-edges -> [Seams] <- faults, timeline
+edges -> [Seams] <- faults, timeline, oracles
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from asyncrl.ports import GenerateRequest, Generation
 
@@ -13,8 +13,38 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 
+class Observer(Protocol):
+    """Somebody who wants to know what the edges do."""
+
+    def busy(self, who: str, what: str, start_s: float, end_s: float) -> None:
+        """Something works from `start_s` to `end_s`, which may be still to come."""
+        ...
+
+    def token(self, request_id: str, ids: list[int]) -> None:
+        """An engine gave these ids as the answer of a request."""
+        ...
+
+
+class Witness(Observer, Protocol):
+    """An observer who asks for the things themselves."""
+
+    def generated(self, request: GenerateRequest, generation: Generation) -> None:
+        """An engine gives this answer."""
+        ...
+
+    def updated(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> None:
+        """The actor begins to learn from these rows."""
+        ...
+
+
 class Seams:
     """One a life of the controller; a fault plan overrides what it disturbs."""
+
+    def __init__(self, observers: Sequence[Observer] = (), witness: Witness | None = None) -> None:
+        self._observers = (*observers,) if witness is None else (*observers, witness)
+        self._witness = witness
+
+    # --- what may go wrong
 
     def slowed(self, edge: str, seconds: float) -> float:
         """What `seconds` of an edge's work (`tool`, `generate`, `reward`, `commit`) become: a straggler takes longer."""
@@ -22,6 +52,10 @@ class Seams:
 
     async def tool(self, name: str) -> None:
         """Before an async tool works: may raise, or never return."""
+
+    def sync_tool(self, name: str) -> float:
+        """Before a sync tool works, in its thread: the seconds that it hangs; may raise."""
+        return 0.0
 
     async def reward(self) -> None:
         """Before a reward is computed: may raise, or never return."""
@@ -37,14 +71,27 @@ class Seams:
     async def site(self, name: str) -> None:
         """A place in the controller where it may be held up (`World.site`)."""
 
+    def saving(self) -> None:
+        """A checkpoint is half written."""
+
+    # --- what happens
+
     def busy(self, who: str, what: str, start_s: float, end_s: float) -> None:
-        """Something worked from `start_s` to `end_s`: for the timeline and the sums of a report."""
+        """As an observer is told."""
+        for observer in self._observers:
+            observer.busy(who, what, start_s, end_s)
 
     def token(self, request_id: str, ids: list[int]) -> None:
-        """An engine gave these ids as the answer of a request."""
+        """As an observer is told."""
+        for observer in self._observers:
+            observer.token(request_id, ids)
 
     def generated(self, request: GenerateRequest, generation: Generation) -> None:
-        """An engine gives this answer."""
+        """As a witness is told."""
+        if self._witness is not None:
+            self._witness.generated(request, generation)
 
     def updated(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> None:
-        """The actor begins to learn from these rows."""
+        """As a witness is told."""
+        if self._witness is not None:
+            self._witness.updated(columns, group_ids)

@@ -1,0 +1,39 @@
+"""Kinds of faults, by the keys of `[sim.faults]` that hold their rates; and the one fault of an exhaustive search."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FaultKind(StrEnum):
+    """What can go wrong. The rate of each is a key of `sim.faults`."""
+
+    AWAIT_ERROR = "await_error"
+    AWAIT_CANCEL = "await_cancel"
+    AWAIT_HANG = "await_hang"
+    TOOL_ERROR = "tool_error"
+    TOOL_HANG = "tool_hang"
+    REWARD_ERROR = "reward_error"
+    REWARD_HANG = "reward_hang"
+    STRAGGLER = "straggler"
+    ENGINE_DEATH = "engine_death"
+    LATE_WRITE = "late_write"
+    TAG_REPLAY = "tag_replay"
+    JOURNAL_SLOW = "journal_slow"
+    JOURNAL_FAIL = "journal_fail"
+    SITE = "site"
+    CRASH = "crash"
+    SIGTERM = "sigterm"
+    CHECKPOINT_DAMAGE = "checkpoint_damage"
+
+
+ALL = frozenset(FaultKind)
+"""Every kind: `--faults all`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeFault:
+    """One fault, at the `number`-th resume (from 1) of the first life, counted over all tasks: an exception (`AWAIT_ERROR`) or a
+    cancellation from inside (`AWAIT_CANCEL`) in place of what was awaited."""
+
+    number: int
+    kind: FaultKind

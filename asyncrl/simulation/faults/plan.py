@@ -1,0 +1,131 @@
+"""FaultPlan: the seams of one life, with the faults that its seed has armed.
+
+simulate -> [FaultPlan] -> edges, loop (resumes), world (sites), store, journal
+
+Every fault is an event of the log, with what it hit. `hits` counts those of the life: the verdict on its end asks.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from types import FrameType
+
+from asyncrl.config.simulation import SimFaultsConfig
+from asyncrl.simulation.draws import unit
+from asyncrl.simulation.errors import InjectedError
+from asyncrl.simulation.events import EventLog
+from asyncrl.simulation.faults.kinds import FaultKind, ResumeFault
+from asyncrl.simulation.faults.process import ProcessFaults
+from asyncrl.simulation.faults.rates import Rate
+from asyncrl.simulation.faults.resumes import ResumeFaults
+from asyncrl.simulation.loop import VirtualLoop
+from asyncrl.simulation.seams import Observer, Seams, Witness
+from asyncrl.stopping import Stop
+from asyncrl.world import derive_seed
+
+SLOWER = 100.0
+"""Times that a straggler's work takes."""
+GONE_S = 1e4
+"""Seconds of a commit when the disk is as good as gone: beyond every deadline."""
+GONE_SHARE = 0.02
+"""Of the slow commits."""
+SYNC_HANG_S = 3600.0
+"""Seconds that a sync tool hangs in its thread."""
+LOUDNESS = (0.2, 1.0, 5.0)
+"""Times its rate that a kind is armed with: a seed may see much of one fault and little of another."""
+AWAITS = (FaultKind.AWAIT_ERROR, FaultKind.AWAIT_CANCEL, FaultKind.AWAIT_HANG)
+
+
+def armed_kinds(seed: int, asked: frozenset[FaultKind]) -> dict[FaultKind, float]:
+    """Which of the kinds that were asked for this seed has, and how loud each. A single one is always armed."""
+    drawn = {kind: derive_seed(seed, "armed", kind.value) for kind in FaultKind if kind in asked}
+    chosen = {kind: number for kind, number in drawn.items() if len(drawn) == 1 or unit(number) < 0.5}
+    return {kind: LOUDNESS[int(unit(number, 1) * len(LOUDNESS))] for kind, number in chosen.items()}
+
+
+class FaultPlan(Seams):
+    """`armed`: kind -> times its rate. `seed`: of this life. `at`: one fault at a resume, in place of all others there."""
+
+    def __init__(
+        self,
+        armed: dict[FaultKind, float],
+        rates: SimFaultsConfig,
+        loop: VirtualLoop,
+        log: EventLog,
+        *,
+        seed: int,
+        stop: Stop,
+        expected_turns: int = 0,
+        at: ResumeFault | None = None,
+        observers: Sequence[Observer] = (),
+        witness: Witness | None = None,
+    ) -> None:
+        super().__init__(observers, witness)
+        self.hits: Counter[FaultKind] = Counter()
+        self.loop = loop
+        self._log = log
+        shares = {kind: min(1.0, getattr(rates, kind.value) * armed.get(kind, 0.0)) for kind in FaultKind}
+        self.rates = {kind: Rate(share, derive_seed(seed, kind.value)) for kind, share in shares.items()}
+        awaits = {kind: shares[kind] for kind in AWAITS}
+        self.resumes = ResumeFaults(derive_seed(seed, "resumes"), awaits, at=at, hit=self._note_resume)
+        if self.resumes.is_armed:
+            loop.wrap = self.resumes.wrap
+        self.process = ProcessFaults(loop, stop, self.rates, expected_turns, self.note)
+
+    def note(self, kind: FaultKind, what: str) -> None:
+        """A fault comes true."""
+        self.hits[kind] += 1
+        self._log.note("fault", f"{kind} {what}")
+
+    def _note_resume(self, kind: FaultKind, task: str, frames: list[FrameType]) -> None:
+        frame = frames[-1]
+        file = frame.f_code.co_filename.rpartition("/")[2]
+        self.note(kind, f"task {task!r} at {file}:{frame.f_lineno} {frame.f_code.co_qualname}")
+
+    def strikes(self, kind: FaultKind, what: str) -> bool:
+        """Is this chance of a fault one? It is noted then."""
+        if not self.rates[kind].hits():
+            return False
+        self.note(kind, what)
+        return True
+
+    # --- edges
+
+    def slowed(self, edge: str, seconds: float) -> float:
+        kind = FaultKind.JOURNAL_SLOW if edge == "commit" else FaultKind.STRAGGLER
+        if not self.strikes(kind, edge):
+            return seconds
+        if kind is FaultKind.JOURNAL_SLOW and self.rates[kind].draw() < GONE_SHARE:
+            return seconds + GONE_S
+        return seconds * SLOWER
+
+    async def tool(self, name: str) -> None:
+        if self.strikes(FaultKind.TOOL_ERROR, name):
+            raise InjectedError(f"tool {name}")
+        if self.strikes(FaultKind.TOOL_HANG, name):
+            await _hang()
+
+    def sync_tool(self, name: str) -> float:
+        if self.strikes(FaultKind.TOOL_ERROR, name):
+            raise InjectedError(f"tool {name}")
+        return SYNC_HANG_S if self.strikes(FaultKind.TOOL_HANG, name) else 0.0
+
+    async def reward(self) -> None:
+        if self.strikes(FaultKind.REWARD_ERROR, "reward"):
+            raise InjectedError("reward")
+        if self.strikes(FaultKind.REWARD_HANG, "reward"):
+            await _hang()
+
+    def engine_dies(self) -> bool:
+        return self.strikes(FaultKind.ENGINE_DEATH, "engine")
+
+    def journal_fails(self) -> bool:
+        return self.strikes(FaultKind.JOURNAL_FAIL, "journal")
+
+    def saving(self) -> None:
+        self.process.saving()
+
+
+async def _hang() -> None:
+    """Never returns."""
+    await asyncio.get_running_loop().create_future()

@@ -1,0 +1,146 @@
+"""Faults at awaits: where a task is resumed, an exception, a cancellation from inside or a hang comes in place of what it awaits.
+
+VirtualLoop.wrap -> [Probe] -> the task's own coroutine
+
+A task's first resume is its begin, not an await, and is left alone; so is one that brings an exception already. A count runs down
+to the next fault, so an undisturbed resume costs a subtraction. Where asyncio waits for a future of its own (a task group for its
+tasks, a semaphore for its turn) no exception can come in reality but a cancellation, and none is thrown.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+from asyncrl.simulation.draws import unit
+from asyncrl.simulation.errors import InjectedError
+from asyncrl.simulation.faults.kinds import FaultKind, ResumeFault
+from asyncrl.simulation.faults.rates import NEVER, distance
+from asyncrl.simulation.stacks import waiting_frames
+
+SESSION_TASKS = ("group ", "session ", "guest: ")
+"""Names of the tasks that belong to sessions begin so."""
+GUESTS = "guest: "
+"""Of those, the ones whose every wait has a deadline: only they may hang."""
+OUR_OWN = "sim: "
+"""Tasks of the simulator."""
+INJECTED = "injected"
+"""Argument of a CancelledError that was thrown in."""
+
+Hit = Callable[[FaultKind, str, list[FrameType]], None]
+"""Told of each fault: its kind, the task's name, and the frames of every await that it goes through, outermost first."""
+
+_ERROR_FREE: frozenset[CodeType] = frozenset(
+    function.__code__ for function in (asyncio.TaskGroup.__aexit__, asyncio.Semaphore.acquire, asyncio.Lock.acquire)
+)
+
+
+class ResumeFaults:
+    """`rates`: of each kind, a share of the resumes of sessions' tasks; `at`: one fault alone, at a resume of any task."""
+
+    def __init__(self, seed: int, rates: Mapping[FaultKind, float], *, at: ResumeFault | None = None, hit: Hit) -> None:
+        self._seed = seed
+        self._rates = {kind: rate for kind, rate in rates.items() if rate > 0}
+        self._total = sum(self._rates.values())
+        self._at = at
+        self._hit = hit
+        self._num_draws = 0
+        self.num_resumes = 0
+        """Resumes of all tasks so far, begins not counted; only with `at`."""
+        self.left = at.number if at else self._distance()
+
+    @property
+    def is_armed(self) -> bool:
+        return self._at is not None or self._total > 0
+
+    def wrap(self, coro: Coroutine[Any, Any, Any], name: str) -> Coroutine[Any, Any, Any]:
+        """What the task of this name runs: for `VirtualLoop.wrap`."""
+        watched = name.startswith(SESSION_TASKS) if self._at is None else not name.startswith(OUR_OWN)
+        return Probe(coro, name, self) if watched else coro
+
+    def _draw(self) -> float:
+        self._num_draws += 1
+        return unit(self._seed, self._num_draws)
+
+    def _distance(self) -> int:
+        return distance(self._total, self._draw())
+
+    def due(self, probe: "Probe") -> FaultKind | None:
+        """The count has run down: which fault, if any is possible here."""
+        if self._at is None:
+            self.left, kind = self._distance(), self._kind()
+        else:
+            self.left, kind = NEVER, self._at.kind
+        frames = list(waiting_frames(probe.inner))
+        if kind is FaultKind.AWAIT_HANG and not probe.__name__.startswith(GUESTS):
+            return None
+        if kind is FaultKind.AWAIT_ERROR and frames[-1].f_code in _ERROR_FREE:
+            return None
+        self._hit(kind, probe.__name__, frames)
+        return kind
+
+    def _kind(self) -> FaultKind:
+        rest = self._draw() * self._total
+        for kind, rate in self._rates.items():
+            rest -= rate
+            if rest < 0:
+                return kind
+        return next(reversed(self._rates))
+
+
+class Probe(Coroutine[Any, Any, Any]):
+    """Runs `inner` until a fault is due. Shows itself to whoever asks where a task waits as `inner` would."""
+
+    __slots__ = ("__name__", "__qualname__", "_faults", "_has_begun", "inner")
+
+    def __init__(self, inner: Coroutine[Any, Any, Any], name: str, faults: ResumeFaults) -> None:
+        self.inner = inner
+        self._faults = faults
+        self._has_begun = False
+        self.__name__ = self.__qualname__ = name
+
+    def send(self, value: Any) -> Any:
+        faults = self._faults
+        if not self._has_begun:
+            self._has_begun = True
+            return self.inner.send(value)
+        faults.num_resumes += 1
+        faults.left -= 1
+        if faults.left:
+            return self.inner.send(value)
+        match faults.due(self):
+            case FaultKind.AWAIT_ERROR:
+                return self.inner.throw(InjectedError(f"injected into task {self.__name__!r}"))
+            case FaultKind.AWAIT_CANCEL:
+                return self.inner.throw(asyncio.CancelledError(INJECTED))
+            case FaultKind.AWAIT_HANG:
+                never = asyncio.get_running_loop().create_future()
+                never._asyncio_future_blocking = True
+                return never
+        return self.inner.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        self._has_begun = True
+        return self.inner.throw(*error)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self.inner.__await__()
+
+    @property
+    def cr_frame(self) -> FrameType | None:
+        return getattr(self.inner, "cr_frame", None)
+
+    @property
+    def cr_await(self) -> Any:
+        return getattr(self.inner, "cr_await", None)
+
+    @property
+    def cr_running(self) -> bool:
+        return bool(getattr(self.inner, "cr_running", False))
+
+    @property
+    def cr_code(self) -> Any:
+        return getattr(self.inner, "cr_code", None)
