@@ -15,7 +15,7 @@ from functools import lru_cache
 from asyncrl.config.simulation import Scenario
 from asyncrl.simulation.draws import unit
 from asyncrl.simulation.edges.journal import JournalDisk
-from asyncrl.simulation.errors import Crash, EndlessError
+from asyncrl.simulation.errors import Crash, EndlessError, SimulationError
 from asyncrl.simulation.events import EventLog
 from asyncrl.simulation.faults import FaultKind, FaultPlan, ResumeFault, armed_kinds
 from asyncrl.simulation.faults.ends import is_explained
@@ -197,7 +197,8 @@ class _Life:
             error = ended
         try:
             if self._oracles is not None:
-                self._oracles.end_life(error, crashed=isinstance(error, Crash))
+                # What ended in the middle of a turn has nothing to say about its end.
+                self._oracles.end_life(error, crashed=isinstance(error, (Crash, SimulationError)))
         finally:
             self._leave(error)
         return error

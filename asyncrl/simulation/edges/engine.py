@@ -49,10 +49,10 @@ class SimEngines:
         await self._may_run.wait()
         answer = self._sampler.answer(request, room)
         engine = await self._choose()
-        if self._seams.engine_dies():
-            self._kill(engine)
         row = _Row(answer, self.version, asyncio.get_running_loop().create_future())
         engine.take(row)
+        if self._seams.engine_dies():
+            self._kill(engine)
         try:
             await row.future
         finally:
