@@ -37,6 +37,7 @@ AsyncRLError
 │   └── EmptySessionError             not one token was sampled
 ├── RewardError (RuntimeError)        a reward function raised, hung or returned nonsense: a failed session, never reward 0
 ├── DeadlineError (TimeoutError)      a wait ran into its deadline; the message names who waited for what
+├── StrayCancelError (RuntimeError)   a part of the controller was cancelled, and nobody had asked for it
 ├── GroupsExhaustedError (RuntimeError) the feed ended before the batch was full
 ├── EvaluationError (RuntimeError)    not one session of an evaluation came to an end
 └── NonFiniteGradientError (ArithmeticError) too many skipped updates in a row
@@ -272,6 +273,13 @@ class DeadlineError(AsyncRLError, TimeoutError):
     """A wait ran into its deadline; the message names who waited, for what and how long.
 
     To do: see what the named party was doing; where it only needs longer, raise the key that the message names.
+    """
+
+
+class StrayCancelError(AsyncRLError, RuntimeError):
+    """A part of the controller was cancelled by nobody who may: something that it waited for was cancelled, or raised it.
+
+    To do: resume the run; the traceback says where the cancellation came from.
     """
 
 

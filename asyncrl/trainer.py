@@ -27,6 +27,7 @@ from functools import partial
 
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.config import TrainRun
+from asyncrl.errors import StrayCancelError
 from asyncrl.feed import Feed
 from asyncrl.keys import StepLease
 from asyncrl.observe.sight import Sight
@@ -40,7 +41,7 @@ from asyncrl.stages.stage import Stage, StepScope, run_stage
 from asyncrl.stages.trajectory_texts import TEXT_FIELDS, first_trajectories, trajectory_texts
 from asyncrl.stopping import Stop, StopRequested, until
 from asyncrl.transfer_queue import TransferQueue
-from asyncrl.waiting import within
+from asyncrl.waiting import no_stray_cancel, within
 from asyncrl.wording import first_of
 
 REDRAW_S = 0.2
@@ -87,11 +88,16 @@ class Trainer:
         What failed is raised as itself, not in a group.
         """
         self._saved = self.border
+        with no_stray_cancel("the trainer"):
+            await self._fit()
+
+    async def _fit(self) -> None:
         try:
-            await self._train()
-        except ExceptionGroup as errors:
+            with no_stray_cancel("the trainer"):
+                await self._train()
+        except (ExceptionGroup, StrayCancelError) as error:
             await self._save_after_failure()
-            first = first_of(errors)
+            first = first_of(error)
             raise first from first.__cause__
         except asyncio.CancelledError:
             if self.agents.has_failed:  # it was they who cancelled this task; what failed is raised when they are left
@@ -114,8 +120,8 @@ class Trainer:
         """The steps, with admission and replay in the background."""
         async with asyncio.TaskGroup() as background:
             following = background.create_task(self.replay.run())
-            admitting = background.create_task(self.admit())
-            showing = background.create_task(self.show_groups())
+            admitting = background.create_task(_in_background("admission", self.admit))
+            showing = background.create_task(_in_background("the display of groups", self.show_groups))
             try:
                 await self._steps(admitting)
             except StopRequested:
@@ -274,6 +280,12 @@ class Trainer:
             **{f"engine/{name}": value for name, value in self.engine.stats().items()},
             **{f"transfer_queue/{name}": value for name, value in self.queue.stats().items()},
         }
+
+
+async def _in_background(who: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Nobody waits for it before the end: what ends it early must not do so in silence."""
+    with no_stray_cancel(who):
+        await work()
 
 
 async def give_weights(version: int, actor: Policy, engine: RolloutEngine, run: TrainRun, world: World) -> None:

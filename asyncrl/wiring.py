@@ -30,6 +30,7 @@ from asyncrl.stopping import Stop
 from asyncrl.tools import Tool
 from asyncrl.trainer import Border, Trainer, give_weights
 from asyncrl.transfer_queue import TransferQueue
+from asyncrl.waiting import no_stray_cancel
 
 Evaluate = Callable[[], Awaitable[dict[str, float]]]
 
@@ -67,9 +68,10 @@ async def open_controller(
 ) -> AsyncIterator[Trainer]:
     """The rooms between the edges, at `border`, whose weights the policy has; None: at the beginning.
 
-    Leaving ends the groups in flight.
+    Leaving ends the groups in flight. Raises StrayCancelError for a cancellation that nobody asked for.
     """
     async with AsyncExitStack() as stack:
+        stack.enter_context(no_stray_cancel("the controller"))
         begin = border or Border()
         world, rollout, queue = edges.world, edges.rollout, edges.queue
         if border is not None:

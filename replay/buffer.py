@@ -24,7 +24,7 @@ from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.groups import PromptGroup, follow
 from asyncrl.transfer_queue import TransferQueue
-from asyncrl.waiting import within
+from asyncrl.waiting import no_stray_cancel, within
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +63,11 @@ class ReplayBuffer:
     async def run(self) -> None:
         """Follow the partition until cancelled; whatever ends it is raised by `sample` too."""
         try:
-            async for changes in self._queue.kv_watch(self._partition_id):
-                self._apply(changes)
-                self._admission.changed.notify()
-                await self._refill()
+            with no_stray_cancel("replay"):
+                async for changes in self._queue.kv_watch(self._partition_id):
+                    self._apply(changes)
+                    self._admission.changed.notify()
+                    await self._refill()
         except BaseException as error:
             self._break(error)
             raise

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from asyncrl.errors import DeadlineError
-from asyncrl.waiting import is_asked_to_end, within
+from asyncrl.errors import DeadlineError, StrayCancelError
+from asyncrl.waiting import is_asked_to_end, no_stray_cancel, within
 
 
 async def test_a_block_that_takes_too_long_is_cancelled_and_named() -> None:
@@ -52,3 +52,35 @@ async def test_a_cancellation_from_inside_is_told_from_one_that_was_asked_for() 
     task.cancel()
     await task
     assert asked == [False, True]
+
+
+async def test_a_cancellation_that_nobody_asked_for_does_not_end_a_task_of_a_group_in_silence() -> None:
+    inside: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def wait() -> None:
+        with no_stray_cancel("the baker"):
+            await inside
+
+    async def bake() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(wait())
+            await asyncio.sleep(0)
+            inside.cancel()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await bake()
+    (error,) = caught.value.exceptions
+    assert isinstance(error, StrayCancelError)
+    assert str(error) == "the baker was cancelled, and nobody had asked for it"
+
+
+async def test_a_cancellation_that_was_asked_for_goes_on() -> None:
+    async def wait() -> None:
+        with no_stray_cancel("the baker"):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

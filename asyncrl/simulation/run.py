@@ -88,7 +88,9 @@ def simulate(
     run = _Run(outcome, order, armed_kinds(seed, faults), Oracles() if oracles else None, observers)
     try:
         run.to_end(at)
-    except Exception as failure:  # a finding: whoever asked for the run looks at it
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as failure:  # a finding: whoever asked for the run looks at it
         outcome.failure = failure
         log.note("failure", f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}")
     return outcome

@@ -6,10 +6,17 @@ A run may end by a fault, as a real one does; what it promises is to say so by o
 error of another kind is a finding, even when a fault was what led to it: a fault must not break what handles it.
 """
 
-import asyncio
 from collections.abc import Iterator, Mapping
 
-from asyncrl.errors import DeadlineError, EngineError, EvaluationError, JournalWriteError, ReplayError, TooManyFailuresError
+from asyncrl.errors import (
+    DeadlineError,
+    EngineError,
+    EvaluationError,
+    JournalWriteError,
+    ReplayError,
+    StrayCancelError,
+    TooManyFailuresError,
+)
 from asyncrl.simulation.errors import Crash, InjectedError, SimulationError
 from asyncrl.simulation.faults.kinds import FaultKind
 
@@ -23,7 +30,7 @@ EXPLAINED_BY: tuple[tuple[type[BaseException], frozenset[FaultKind]], ...] = (
     (EvaluationError, _SESSION),
     (EngineError, frozenset({K.ENGINE_DEATH})),
     (DeadlineError, _SLOW),
-    (asyncio.CancelledError, frozenset({K.AWAIT_CANCEL})),
+    (StrayCancelError, frozenset({K.AWAIT_CANCEL})),
 )
 """Errors that a controller may end with, and the faults one of which must have happened in its life."""
 CARRIERS = (ReplayError,)
