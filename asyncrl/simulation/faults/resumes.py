@@ -54,9 +54,12 @@ class ResumeFaults:
         return self._at is not None or self._total > 0
 
     def wrap(self, coro: Coroutine[Any, Any, Any], name: str) -> Coroutine[Any, Any, Any]:
-        """What the task of this name runs: for `VirtualLoop.wrap`."""
-        watched = name.startswith(SESSION_TASKS) if self._at is None else not name.startswith(OUR_OWN)
-        return Probe(coro, name, self) if watched else coro
+        """What a task runs: for `VirtualLoop.wrap`. Whose it is it says when it begins: asyncio names a task after it is made."""
+        return Probe(coro, name, self)
+
+    def watches(self, name: str) -> bool:
+        """May a task of this name be hit?"""
+        return name.startswith(SESSION_TASKS) if self._at is None else not name.startswith(OUR_OWN)
 
     def _draw(self) -> float:
         self._num_draws += 1
@@ -91,19 +94,30 @@ class ResumeFaults:
 class Probe(Coroutine[Any, Any, Any]):
     """Runs `inner` until a fault is due. Shows itself to whoever asks where a task waits as `inner` would."""
 
-    __slots__ = ("__name__", "__qualname__", "_faults", "_has_begun", "inner")
+    __slots__ = ("__name__", "__qualname__", "_faults", "_has_begun", "_is_watched", "inner")
 
     def __init__(self, inner: Coroutine[Any, Any, Any], name: str, faults: ResumeFaults) -> None:
         self.inner = inner
         self._faults = faults
-        self._has_begun = False
+        self._has_begun = self._is_watched = False
         self.__name__ = self.__qualname__ = name
 
     def send(self, value: Any) -> Any:
-        faults = self._faults
         if not self._has_begun:
-            self._has_begun = True
-            return self.inner.send(value)
+            self._begin()
+        elif self._is_watched:
+            return self._resume(value)
+        return self.inner.send(value)
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        task = asyncio.current_task()
+        if task is not None:
+            self.__name__ = self.__qualname__ = task.get_name()
+        self._is_watched = self._faults.watches(self.__name__)
+
+    def _resume(self, value: Any) -> Any:
+        faults = self._faults
         faults.num_resumes += 1
         faults.left -= 1
         if faults.left:
