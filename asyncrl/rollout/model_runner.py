@@ -44,6 +44,8 @@ class ModelRunner:
         self._least_window = LEAST_WINDOW if deterministic else WINDOW_MULTIPLE
         num_slots = _round_up(num_slots, SLOT_MULTIPLE) if deterministic else num_slots
         self.cache = SlotCache(num_slots, self._window(context_len), self.shape)
+        self.forward_tokens = 0
+        """Tokens that the last forward computed: equal prompts once, padding and idle slots as well."""
         self._last: torch.Tensor | None = None
         reference = _plain_logits(model)
         model.set_attn_implementation(NAME)
@@ -90,6 +92,7 @@ class ModelRunner:
         return max(self._least_window, _round_up(length, WINDOW_MULTIPLE))
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        self.forward_tokens = ids.numel()
         out = self._model(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache, use_cache=True)
         logits: torch.Tensor = out.logits[:, -1]
         return logits.float()

@@ -8,6 +8,7 @@ change between two steps only, and then every row's keys are computed anew befor
 """
 
 import math
+import time
 from collections import Counter, deque
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,6 +20,7 @@ from asyncrl.rollout.batch import Batch
 from asyncrl.rollout.model_runner import MAX_PREFILL_TOKENS, ModelRunner
 from asyncrl.rollout.requests import Row
 from asyncrl.rollout.stopping import StopRules
+from asyncrl.rollout.work_sums import WorkSums
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +48,10 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.version = version
         self.counters: Counter[str] = Counter()
+        self.decoding = WorkSums()
+        """Decode steps with their sampling; size: rows of the forward."""
+        self.prefilling = WorkSums()
+        """Prefills with their sampling; size: tokens of the forward."""
 
     @property
     def has_work(self) -> bool:
@@ -118,20 +124,24 @@ class Scheduler:
         return stale[:end]
 
     def _prefill(self, slots: list[int]) -> list[Outcome]:
+        began_s = time.perf_counter()
         rows = [self._rows[slot] for slot in slots]
         self._batch = None
-        self.counters["prefill_tokens"] += sum(len(row.ids) for row in rows)
         self.counters["recomputed_rows"] += sum(row.num_new > 0 for row in rows)
         logits = self._runner.prefill([row.ids for row in rows], slots)
         for row in rows:
             row.in_cache = True
-        return self._extend(slots, Batch(rows), logits)
+        outcomes = self._extend(slots, Batch(rows), logits)
+        self.prefilling.add(self._runner.forward_tokens, time.perf_counter() - began_s)
+        return outcomes
 
     def _decode(self) -> list[Outcome]:
+        began_s = time.perf_counter()
         batch = self._batch or Batch(self._rows)
         self._batch = batch
-        self.counters["decode_steps"] += 1
-        return self._extend(range(len(self._rows)), batch, self._runner.decode(batch.tokens, batch.positions))
+        outcomes = self._extend(range(len(self._rows)), batch, self._runner.decode(batch.tokens, batch.positions))
+        self.decoding.add(self._runner.forward_tokens, time.perf_counter() - began_s)
+        return outcomes
 
     def _extend(self, slots: list[int] | range, batch: Batch, logits: "torch.Tensor") -> list[Outcome]:
         """Give each row its next token; rows that are done leave their slots."""

@@ -126,12 +126,18 @@ class TorchEngine:
         await self._call(lambda: self._set_paused(False))
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start, and how many rows are where now."""
+        """Counters since the start, and how many rows are where now.
+
+        Of decode steps: decode_steps, decode_rows (computed: with `deterministic`, all slots), decode_s (seconds, sampling
+        included), and the sums decode_rows_sq and decode_rows_s (rows x seconds) that a fit of seconds to rows needs. Of prefills
+        the same: prefill_calls, prefill_tokens (computed: equal prompts once, padding included), prefill_s, prefill_tokens_sq,
+        prefill_tokens_s.
+        """
         scheduler, counters = self._scheduler, self._scheduler.counters
         return {
             "generated_tokens": counters["generated_tokens"],
-            "prefill_tokens": counters["prefill_tokens"],
-            "decode_steps": counters["decode_steps"],
+            **scheduler.prefilling.stats("prefill", "calls", "tokens"),
+            **scheduler.decoding.stats("decode", "steps", "rows"),
             "recomputed_rows": counters["recomputed_rows"],
             "publications": counters["publications"],
             "cancelled": counters["cancelled"],
