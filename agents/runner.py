@@ -25,7 +25,7 @@ from asyncrl.agents.rows import Rows, rows_of
 from asyncrl.agents.session import SessionFailure, failure_of, run_session, session_parts
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
-from asyncrl.errors import FieldError, JournalWriteError, StaleLeaseError, StoreError
+from asyncrl.errors import FieldError, JournalWriteError, StaleLeaseError, StoreError, StrayCancelError
 from asyncrl.fields import Tag
 from asyncrl.keys import TRAIN, GroupLease, SessionLease
 from asyncrl.observe.spans import untraced
@@ -127,7 +127,16 @@ class GroupRunner:
                 await self._settle_group(group, failure_of(error, "the group was cancelled from inside"))
             raise
         finally:
+            await self._close(group)
+
+    async def _close(self, group: "_Group") -> None:
+        """End the group's lease. A group that is not at its end takes the run along: no cancellation from inside may hide that."""
+        try:
             await self._queue.close_lease(group.lease)
+        except asyncio.CancelledError as error:
+            if group.is_settled or self._is_closing or self.has_failed:
+                raise
+            raise StrayCancelError(f"group {group.prompt.uid} was cancelled at its end, and nobody had asked for it") from error
 
     async def _admit(self, group: "_Group") -> None:
         prompt = group.prompt

@@ -15,9 +15,9 @@ from asyncrl.agents.loop import AgentLoopOutput, SessionContext
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.agents.single_turn import SingleTurn
 from asyncrl.config import TrainRun
-from asyncrl.errors import StaleLeaseError
+from asyncrl.errors import StaleLeaseError, StrayCancelError
 from asyncrl.fields import Tag
-from asyncrl.keys import TRAIN, GroupLease
+from asyncrl.keys import TRAIN, GroupLease, Lease
 from asyncrl.ports import GenerateRequest, Prompt, RewardRequest
 from asyncrl.rollout.scripted import ScriptedEngine
 from asyncrl.tools import FunctionTool, Tool, load_tools
@@ -180,6 +180,32 @@ async def test_sessions_and_groups_whose_tasks_are_cancelled_become_failures(
     assert (tags["a1"]["status"], tags["b2"]["status"]) == ("failure", "failure")
     assert "cancelled from inside" in str(tags["a1"]["failure"])
     assert "cancelled from inside" in str(tags["b2"]["failure"])
+
+
+class TroubledQueue(TransferQueue):
+    """The wait for the admission fails, and that for the end of the lease is cancelled, as by a broken client of its own."""
+
+    async def admit(self, *arguments: Any, **named: Any) -> None:
+        await super().admit(*arguments, **named)
+        raise RuntimeError("the admission's wait failed")
+
+    async def close_lease(self, lease: Lease) -> None:
+        await super().close_lease(lease)
+        raise asyncio.CancelledError
+
+
+async def test_a_cancellation_in_the_end_of_a_broken_group_does_not_hide_that_it_is_broken(
+    rig: Rig, prompt: Prompt, new_run: NewRun
+) -> None:
+    async def run() -> None:
+        async with TroubledQueue() as queue, runner_of(rig, queue, rig.saying(), new_run()) as runner:
+            runner.start(prompt)
+            await asyncio.sleep(30.0)
+
+    with pytest.raises(StrayCancelError, match="group a1") as caught:
+        await run()
+    assert caught.value.__cause__ is not None
+    assert "admission" in str(caught.value.__cause__.__context__)
 
 
 async def test_a_prompt_that_cannot_be_rendered_fails_its_group(
