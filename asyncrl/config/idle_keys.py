@@ -8,10 +8,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 from asyncrl.config.keys import leaves
 from asyncrl.config.runs import SFTRun, TrainRun
+from asyncrl.config.simulation import Scenario
 from asyncrl.errors import ConfigError
 from asyncrl.ports import Json
 
-Run = TypeVar("Run", TrainRun, SFTRun)
+Run = TypeVar("Run", TrainRun, SFTRun, Scenario)
 
 
 class Switch(NamedTuple, Generic[Run]):
@@ -56,7 +57,24 @@ SFT_SWITCHES: tuple[Switch[SFTRun], ...] = (
 )
 
 
-def refuse_idle_keys(run: TrainRun | SFTRun, where: str) -> None:
+SCENARIO_SWITCHES: tuple[Switch[Scenario], ...] = (
+    Switch(
+        "a scenario has no files",
+        lambda run: True,
+        "data.train_files data.val_files data.prompt_key data.mapping data.mapping.prompt data.mapping.system"
+        " data.mapping.ground_truth data.mapping.ground_truth_after data.mapping.data_source data.filter_overlong_prompts"
+        " data.max_rows trainer.experiment_name trainer.default_local_dir trainer.tensorboard trainer.log_trajectories",
+    ),
+    Switch("a scenario has no evaluation", lambda run: True, "trainer.test_freq trainer.val_before_train"),
+    Switch("a scenario has no model", lambda run: True, "trainer.num_threads rollout.deterministic reward.function"),
+    Switch("trainer.total_training_steps says how many steps", lambda run: True, "trainer.total_epochs"),
+    Switch("the tools of a scenario are sim.tools", lambda run: True, "agent.tools"),
+    Switch("store.journal is false", lambda run: not run.store.journal, "store.sync store.commit_timeout_s sim.journal"),
+    Switch('agent.name is "single_turn"', lambda run: run.agent.name == "single_turn", "sim.tools sim.sessions.turns"),
+)
+
+
+def refuse_idle_keys(run: TrainRun | SFTRun | Scenario, where: str) -> None:
     """Raises ConfigError for the first key that was set and has no effect. A key counts as set at its default value too."""
     given = {key for key, _ in leaves(run.model_dump(exclude_unset=True))}
     for reason, keys in _idle_keys(run):
@@ -65,7 +83,7 @@ def refuse_idle_keys(run: TrainRun | SFTRun, where: str) -> None:
             raise ConfigError(f"{where}: {idle[0]} has no effect because {reason}; remove the one or change the other")
 
 
-def resolved(run: TrainRun | SFTRun) -> dict[str, Json]:
+def resolved(run: TrainRun | SFTRun | Scenario) -> dict[str, Json]:
     """Every key that has an effect, with its value, as a nested dict that loads again."""
     tree: dict[str, Json] = run.model_dump(mode="json")
     for _, keys in _idle_keys(run):
@@ -74,10 +92,12 @@ def resolved(run: TrainRun | SFTRun) -> dict[str, Json]:
     return tree
 
 
-def _idle_keys(run: TrainRun | SFTRun) -> list[tuple[str, list[str]]]:
+def _idle_keys(run: TrainRun | SFTRun | Scenario) -> list[tuple[str, list[str]]]:
     """Reason and keys of every switch that holds."""
     if isinstance(run, TrainRun):
         return [(switch.reason, switch.keys.split()) for switch in SWITCHES if switch.holds(run)]
+    if isinstance(run, Scenario):
+        return [(switch.reason, switch.keys.split()) for switch in SCENARIO_SWITCHES if switch.holds(run)]
     return [(switch.reason, switch.keys.split()) for switch in SFT_SWITCHES if switch.holds(run)]
 
 

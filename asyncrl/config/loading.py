@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from asyncrl.config.idle_keys import Run, refuse_idle_keys, resolved
 from asyncrl.config.keys import keys_of
 from asyncrl.config.runs import SFTRun, TrainRun
+from asyncrl.config.simulation import Scenario
 from asyncrl.errors import ConfigError
 from asyncrl.ports import Json
 
@@ -51,7 +52,7 @@ def parse_run(kind: type[Run], tree: dict[str, Json], *, where: str = "configura
     return run
 
 
-def to_toml(run: TrainRun | SFTRun) -> str:
+def to_toml(run: TrainRun | SFTRun | Scenario) -> str:
     """Every key that has an effect, with its value, in the form that `load_run` takes back."""
     return tomli_w.dumps(resolved(run))
 

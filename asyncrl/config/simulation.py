@@ -86,8 +86,8 @@ class SimSessionsConfig(Section):
     turn_len: Random = constant(64)
     """Tokens of a turn."""
     tokens_per_id: Positive = 1
-    """Tokens that one simulated token id stands for: times are those of all tokens, and the store holds a share of them. Limits such
-    as data.max_response_length count ids."""
+    """Tokens that one simulated id stands for: times are those of all tokens, the store holds a share of them, and limits such as
+    data.max_response_length count ids."""
 
 
 class SimEngineConfig(Section):
@@ -262,4 +262,6 @@ class Scenario(Section):
         data = self.data.model_copy(update={"train_files": ["simulated"]})
         tools = [tool.name for tool in self.sim.tools] if self.agent.name == "tool_agent" else []
         agent = self.agent.model_copy(update={"tools": tools})
-        return TrainRun.model_validate({**sections, "data": data, "agent": agent, "model": {"path": "simulated"}})
+        trainer = self.trainer.model_copy(update={"log_trajectories": 0, "tensorboard": False})
+        sections |= {"data": data, "agent": agent, "trainer": trainer}
+        return TrainRun.model_validate({**sections, "model": {"path": "simulated"}})
