@@ -31,7 +31,7 @@ class RunTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a run should not have done. `kind` is what two findings of one cause share: an invariant's name, or a class of errors."""
+    """What a run should not have done. `kind` is what findings of one cause share: an invariant's name, a class of errors."""
 
     seed: int
     kind: str

@@ -56,7 +56,7 @@ def fewer_faults(now: Callable[[], frozenset[FaultKind]]) -> Iterator[frozenset[
 
 
 def smaller_values(now: Callable[[], Scenario]) -> Iterator[Changes]:
-    """Changes of the scenario, each of which makes it smaller. `now`: what it is at this moment; it moves on with each that helps."""
+    """Changes of the scenario, each of which makes it smaller. `now`: what it is at the moment."""
     yield {"agent.name": "single_turn"}
     if now().sim.tools:
         yield {"sim.tools": [{"name": now().sim.tools[0].name, "latency_s": 0.0, "result_len": 1}]}
