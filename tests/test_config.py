@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from asyncrl.config import SFTRun, TrainRun, idle_keys, keys_of, load_run, parse_run
 from asyncrl.config.keys import leaves
+from asyncrl.config.simulation import Scenario
 from asyncrl.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.toml"))
@@ -52,7 +53,9 @@ def refusal(settings: Tree, *, sft: bool = False) -> str:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_every_file_in_configs_loads(path: Path) -> None:
-    if "sft" in tomllib.loads(path.read_text(encoding="utf-8")):
+    if path.parent.name == "sim":
+        assert load_run(Scenario, path).train_run().updates_per_batch > 0
+    elif "sft" in tomllib.loads(path.read_text(encoding="utf-8")):
         assert load_run(SFTRun, path).sft.total_steps > 0
     else:
         assert load_run(TrainRun, path).updates_per_batch > 0
