@@ -187,9 +187,11 @@ class GroupRunner:
             if self._places is not None:
                 await place.enter_async_context(self._places)  # bounded: each holder has a deadline
             try:
+                await self._world.site("agents.session")  # its lease is open and nobody else writes: it may begin late
                 rows = await self._run(group, lease)
             except Exception as error:  # the store refused, or the rows could not be made
                 rows = failure_of(error)
+            await self._world.site("agents.settle")  # nothing of it is written yet, and its siblings do not wait for it
             await self._settle_session(group, lease, rows)
 
     async def _run(self, group: "_Group", lease: SessionLease) -> "Rows | SessionFailure":

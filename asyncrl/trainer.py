@@ -153,6 +153,7 @@ class Trainer:
         """Keep as many groups alive as the staleness bound allows; ends with the feed."""
         while True:
             await self.admission.wait_for_place()
+            await self.world.site("trainer.admit")  # places are taken by nobody else: this one is still free afterwards
             prompt = self.feed.take(self.engine.version)
             if prompt is None:
                 self.replay.close_feed()
@@ -187,6 +188,7 @@ class Trainer:
         await self.queue.open_lease(scope.lease, keys=batch.keys, partition_id=batch.partition_id)
         self._is_updating = True
         try:
+            await self.world.site("trainer.sampled")  # the step's groups are recorded: they stay, whatever comes meanwhile
             await check_sample(scope, group_size=self.run.rollout.n, max_staleness=self.admission.max_staleness)
             balanced = await self._traced(await self._balance(scope))
             for stage in self.stages:
@@ -201,6 +203,7 @@ class Trainer:
         # From here on the weights are those of the step, whatever becomes of its rows.
         self.border = Border(step=step, cursor=self.feed.cursor)
         self._is_updating = False
+        await self.world.site("trainer.trained")  # the border is the new one: what ends the run here can be resumed from it
         await self.queue.retire(batch.keys, partition_id=batch.partition_id, step=step, lease=scope.lease)
         await self.queue.close_lease(scope.lease)
         await check_cleanup(scope)
@@ -236,6 +239,7 @@ class Trainer:
         """Give the engine a snapshot of the weights; that frees the places of the groups they were trained on."""
         with self.sight.timing("publish"):
             await give_weights(version, self.actor, self.engine, self.run, self.world)
+        await self.world.site("trainer.published")  # the engine samples from it already; its places are only free later
         self.admission.publish(version)
 
     async def _save(self) -> None:

@@ -117,6 +117,9 @@ class RealWorld:
     def abandoned(self, pool: str) -> int:
         return self._abandoned[pool]
 
+    async def site(self, name: str) -> None:
+        """Nothing holds up a real run here."""
+
     async def offload(self, function: Callable[..., T], *args: object, pool: str = "files", timeout_s: float | None = None) -> T:
         future = self._pools[pool].submit(function, *args)
         try:

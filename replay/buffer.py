@@ -52,6 +52,7 @@ class ReplayBuffer:
         self._world = world
         self._partition_id = partition_id
         self._groups: dict[str, PromptGroup] = {}
+        self._gone: dict[str, None] = {}  # dropped here, and not yet seen to be gone from the store: what is told of them is old
         self._failed: list[PromptGroup] = []
         self._num_failures = 0
         self._failures_in_a_row = 0
@@ -65,6 +66,7 @@ class ReplayBuffer:
         try:
             with no_stray_cancel("replay"):
                 async for changes in self._queue.kv_watch(self._partition_id):
+                    await self._world.site("replay.changes")  # what changes meanwhile comes with the next set
                     self._apply(changes)
                     self._admission.changed.notify()
                     await self._refill()
@@ -74,7 +76,12 @@ class ReplayBuffer:
         self._break(ReplayError("the TransferQueue was closed"))
 
     def _apply(self, changes: Mapping[str, Tag | None]) -> None:
-        """Rows first, then prompts: a coalesced set may show a terminal prompt beside the rows that were written before it."""
+        """Rows first, then prompts: a coalesced set may show a terminal prompt beside the rows that were written before it.
+
+        A set may come late, or twice.
+        """
+        if self._gone:
+            changes = self._without_old(changes)
         prompts = {
             key: tag for key, tag in changes.items() if key in self._groups or (tag is not None and tag.get("is_prompt", False))
         }
@@ -86,6 +93,19 @@ class ReplayBuffer:
                 self._forget(uid)
             else:
                 self._apply_prompt(uid, tag)
+
+    def _without_old(self, changes: Mapping[str, Tag | None]) -> Mapping[str, Tag | None]:
+        """The changes of groups that were not dropped here; those whose prompt is gone are forgotten."""
+        news = {key: tag for key, tag in changes.items() if not self._is_old(key, tag)}
+        for uid in [uid for uid in self._gone if uid in changes and changes[uid] is None]:
+            del self._gone[uid]
+        return news
+
+    def _is_old(self, key: str, tag: Tag | None) -> bool:
+        if key in self._gone:
+            return True
+        is_prompt = key in self._groups or (tag is not None and tag.get("is_prompt", False))
+        return not is_prompt and key.rsplit("_", 2)[0] in self._gone
 
     def _apply_trajectory(self, key: str, tag: Tag | None) -> None:
         if tag is not None:
@@ -132,6 +152,10 @@ class ReplayBuffer:
         if self._admission.is_alive(uid):
             self._admission.drop(uid, "cleared")
 
+    def _drop_known(self, uid: str) -> None:
+        if self._groups.pop(uid, None) is not None:
+            self._gone[uid] = None
+
     async def _refill(self) -> None:
         """Failed groups make room for new ones. First the counts, then the clearing, so that no sample sees one of them again."""
         failed, self._failed = self._failed, []
@@ -139,10 +163,11 @@ class ReplayBuffer:
             return
         for group in failed:
             log.warning("group %s failed and is replaced by a new one: %s", group.uid, group.failure)
-            self._groups.pop(group.uid, None)
+            self._drop_known(group.uid)
             if self._admission.is_alive(group.uid):
                 self._admission.drop(group.uid, "failure")
         self._check_failures(failed[-1])
+        await self._world.site("replay.refill")  # they are counted, and no sample sees them: their keys may go later
         await self._queue.drop([group.uid for group in failed], partition_id=self._partition_id, reason="failure")
 
     def _check_failures(self, last: PromptGroup) -> None:
@@ -209,7 +234,7 @@ class ReplayBuffer:
         """The feed has ended and these groups cannot fill a batch."""
         for uid in uids:
             self._admission.drop(uid, "feed_end")
-            self._groups.pop(uid, None)
+            self._drop_known(uid)
         await self._queue.drop(uids, partition_id=self._partition_id, reason="feed_end")
         raise GroupsExhaustedError(f"the feed ended with {len(uids)} groups left, a batch needs {batch_size}; they were dropped")
 

@@ -33,6 +33,14 @@ class World(Protocol):
         """
         ...
 
+    async def site(self, name: str) -> None:
+        """A place in the controller where it may be held up for any time, as a busy loop might: the simulator does so, to look for
+        what that breaks. In a real run it returns at once.
+
+        It stands only where every room can stand the wait and an end in the middle of it; each says why.
+        """
+        ...
+
     def abandoned(self, pool: str) -> int:
         """Threads of the pool still busy with work that nobody waits for: its deadline passed, or its caller was cancelled."""
         ...

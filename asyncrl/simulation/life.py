@@ -20,6 +20,7 @@ from asyncrl.simulation.edges.rows import SimRows
 from asyncrl.simulation.edges.template import SimTemplate
 from asyncrl.simulation.edges.tools import sim_tools
 from asyncrl.simulation.faults import FaultPlan
+from asyncrl.simulation.faults.ghosts import HauntedQueue
 from asyncrl.simulation.machine import Machine, SimCheckpoint
 from asyncrl.simulation.oracles import Oracles
 from asyncrl.simulation.seams import Seams
@@ -85,7 +86,11 @@ async def _open_queue(machine: Machine, plan: FaultPlan, run: TrainRun, oracles:
     if oracles is not None:
         journal = oracles.tap(journal)
     found = None if journal is None else journal.load()
-    async with TransferQueue(journal, found, commit_timeout_s=run.store.commit_timeout_s) as queue:
+    limit_s = run.store.commit_timeout_s
+    haunted = HauntedQueue(journal, found, commit_timeout_s=limit_s, plan=plan) if plan.haunts else None
+    async with haunted or TransferQueue(journal, found, commit_timeout_s=limit_s) as queue:
+        if haunted is not None:
+            haunted.raise_the_dead()
         try:
             yield queue
         finally:

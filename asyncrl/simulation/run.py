@@ -19,6 +19,7 @@ from asyncrl.simulation.errors import Crash, EndlessError, SimulationError
 from asyncrl.simulation.events import EventLog
 from asyncrl.simulation.faults import FaultKind, FaultPlan, ResumeFault, armed_kinds
 from asyncrl.simulation.faults.ends import is_explained
+from asyncrl.simulation.faults.graves import Graves
 from asyncrl.simulation.faults.process import Loss
 from asyncrl.simulation.life import live
 from asyncrl.simulation.loop import Order, VirtualLoop
@@ -112,6 +113,7 @@ class _Run:
         self._observers = observers
         self._machine = outcome.machine
         self._scenario = outcome.machine.scenario
+        self._graves = Graves()
 
     def to_end(self, at: ResumeFault | None) -> None:
         """Raises what no fault explains."""
@@ -131,7 +133,7 @@ class _Run:
         if machine.num_lives > self._scenario.sim.max_lives:
             raise EndlessError(f"the controller was started {machine.num_lives - 1} times (sim.max_lives) and is not at its end")
         if machine.newest is None:
-            machine.journal = JournalDisk()
+            machine.journal, self._graves = JournalDisk(), Graves()
         life = _Life(self, self._outcome, derive_seed(self._outcome.seed, "life", machine.num_lives), at)
         log.now = life.loop.time
         log.note("life", f"{machine.num_lives} from step {machine.newest.border.step if machine.newest else 0}")
@@ -152,12 +154,19 @@ class _Run:
             loop,
             self._outcome.log,
             seed=seed,
+            run_seed=self._outcome.seed,
             stop=stop,
+            graves=self._graves,
             expected_turns=_turns_of(self._scenario.model_dump_json()) if ends_early else 0,
             at=at,
             observers=self._observers,
             witness=self._oracles,
         )
+
+    @property
+    def has_sites(self) -> bool:
+        """Does anything happen where the controller passes through a site?"""
+        return FaultKind.SITE in self._armed or FaultKind.CRASH in self._armed
 
     @property
     def order(self) -> Order:
@@ -183,7 +192,13 @@ class _Life:
         self.loop.after_turn = self._after_turn
         self._look_turn = min(LOOK_TURNS, self.plan.process.next_turn)
         scenario = machine.scenario
-        self._world = SimWorld(self.loop, run_seed=scenario.trainer.seed, log=outcome.log, call_s=scenario.sim.times.offload_s)
+        self._world = SimWorld(
+            self.loop,
+            run_seed=scenario.trainer.seed,
+            log=outcome.log,
+            call_s=scenario.sim.times.offload_s,
+            at_site=self.plan.site if run.has_sites else None,
+        )
 
     def run(self) -> BaseException | None:
         """The life to its end: what ended it. Raises what an oracle finds in that end."""

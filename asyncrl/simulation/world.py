@@ -6,21 +6,24 @@ Work says so by `spend`. A pool has its number of threads: work beyond it waits.
 thread until it ends, as a real thread would. Not covered: work that sees another thread's half-done effects.
 """
 
-import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncrl.simulation.events import EventLog
 from asyncrl.simulation.loop import VirtualLoop
 from asyncrl.waiting import within
 from asyncrl.world import DEFAULT_POOLS, derive_seed
 
+if TYPE_CHECKING:
+    import asyncio
+
 T = TypeVar("T")
 
 
 class SimWorld:
-    """`loop`: its clock is the world's. `call_s`: seconds of every piece of blocking work, besides what it spends."""
+    """`loop`: its clock is the world's. `call_s`: seconds of every piece of blocking work, besides what it spends. `at_site`:
+    awaited where the controller may be held up."""
 
     def __init__(
         self,
@@ -30,7 +33,9 @@ class SimWorld:
         log: EventLog,
         call_s: float = 0.0,
         pools: Mapping[str, int] | None = None,
+        at_site: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
+        self._at_site = at_site
         self._loop = self.loop = loop
         self._run_seed = run_seed
         self._call_s = call_s
@@ -52,6 +57,10 @@ class SimWorld:
 
     def abandoned(self, pool: str) -> int:
         return self._pools[pool].abandoned
+
+    async def site(self, name: str) -> None:
+        if self._at_site is not None:
+            await self._at_site(name)
 
     def spend(self, seconds: float) -> None:
         """For work that is being offloaded: it takes so much longer."""

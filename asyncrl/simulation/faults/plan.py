@@ -14,10 +14,12 @@ from asyncrl.config.simulation import SimFaultsConfig
 from asyncrl.simulation.draws import unit
 from asyncrl.simulation.errors import InjectedError
 from asyncrl.simulation.events import EventLog
+from asyncrl.simulation.faults.graves import Graves
 from asyncrl.simulation.faults.kinds import FaultKind, ResumeFault
 from asyncrl.simulation.faults.process import ProcessFaults
 from asyncrl.simulation.faults.rates import Rate
 from asyncrl.simulation.faults.resumes import ResumeFaults
+from asyncrl.simulation.faults.sites import SiteFaults
 from asyncrl.simulation.loop import VirtualLoop
 from asyncrl.simulation.seams import Observer, Seams, Witness
 from asyncrl.stopping import Stop
@@ -44,7 +46,7 @@ def armed_kinds(seed: int, asked: frozenset[FaultKind]) -> dict[FaultKind, float
 
 
 class FaultPlan(Seams):
-    """`armed`: kind -> times its rate. `seed`: of this life. `at`: one fault at a resume, in place of all others there."""
+    """`armed`: kind -> times its rate. `seed`: of this life; `run_seed`: of all. `at`: the one fault at a resume."""
 
     def __init__(
         self,
@@ -54,7 +56,9 @@ class FaultPlan(Seams):
         log: EventLog,
         *,
         seed: int,
+        run_seed: int = 0,
         stop: Stop,
+        graves: Graves | None = None,
         expected_turns: int = 0,
         at: ResumeFault | None = None,
         observers: Sequence[Observer] = (),
@@ -63,6 +67,9 @@ class FaultPlan(Seams):
         super().__init__(observers, witness)
         self.hits: Counter[FaultKind] = Counter()
         self.loop = loop
+        self.graves = Graves() if graves is None else graves
+        self.haunts = FaultKind.LATE_WRITE in armed or FaultKind.TAG_REPLAY in armed
+        """The store is a HauntedQueue."""
         self._log = log
         shares = {kind: min(1.0, getattr(rates, kind.value) * armed.get(kind, 0.0)) for kind in FaultKind}
         self.rates = {kind: Rate(share, derive_seed(seed, kind.value)) for kind, share in shares.items()}
@@ -70,6 +77,7 @@ class FaultPlan(Seams):
         self.resumes = ResumeFaults(derive_seed(seed, "resumes"), awaits, at=at, hit=self._note_resume)
         if self.resumes.is_armed:
             loop.wrap = self.resumes.wrap
+        self._sites = SiteFaults(self.rates[FaultKind.SITE], run_seed)
         self.process = ProcessFaults(loop, stop, self.rates, expected_turns, self.note)
 
     def note(self, kind: FaultKind, what: str) -> None:
@@ -121,6 +129,13 @@ class FaultPlan(Seams):
 
     def journal_fails(self) -> bool:
         return self.strikes(FaultKind.JOURNAL_FAIL, "journal")
+
+    async def site(self, name: str) -> None:
+        self.process.passing(name)
+        pause_s = self._sites.pause_s(name)
+        if pause_s is not None:
+            self.note(FaultKind.SITE, f"{name} for {pause_s:.3f} s")
+            await asyncio.sleep(pause_s)
 
     def saving(self) -> None:
         self.process.saving()

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from asyncrl.simulation.errors import Crash
 from asyncrl.simulation.faults.kinds import FaultKind
-from asyncrl.simulation.faults.rates import NEVER, Rate
+from asyncrl.simulation.faults.rates import NEVER, Rate, distance
 from asyncrl.simulation.loop import VirtualLoop
 from asyncrl.stopping import Stop
 
@@ -17,6 +17,9 @@ STARTING_TURNS = 40
 """Turns within which a controller that goes on from a checkpoint has started."""
 SECOND_SIGNAL_TURNS = 200
 """Turns within which an impatient person signals again."""
+
+MEAN_PASSES = 100
+"""Passes through sites until a crash at one."""
 
 
 class Loss(StrEnum):
@@ -42,6 +45,7 @@ class ProcessFaults:
         self._note = note
         self._crash_turn = self._stop_turn = NEVER
         self._crashes_in_checkpoint = False
+        self._crash_pass = NEVER
         self._loss = Loss.PROCESS
         self._plan_crash(rates[FaultKind.CRASH], expected_turns)
         self._plan_stop(rates[FaultKind.SIGTERM], expected_turns)
@@ -57,6 +61,8 @@ class ProcessFaults:
             self._crash_turn = 1 + int(rate.draw() * STARTING_TURNS)
         elif where < 0.3:
             self._crashes_in_checkpoint = True
+        elif where < 0.45:
+            self._crash_pass = distance(1 / MEAN_PASSES, rate.draw())
         else:
             self._crash_turn = 1 + int(rate.draw() * expected_turns)
 
@@ -76,6 +82,12 @@ class ProcessFaults:
             self._note(FaultKind.SIGTERM, f"at turn {self._loop.turns}")
             self._loop.call_soon(self._stop.request)
         self.next_turn = min(self._crash_turn, self._stop_turn)
+
+    def passing(self, site: str) -> None:
+        """The controller passes through a site, where much hangs on what it has done and what it has not."""
+        self._crash_pass -= 1
+        if not self._crash_pass:
+            self._loop.fail(self._crash(f"at {site}", is_raised=False))
 
     def saving(self) -> None:
         """A checkpoint is half written."""
