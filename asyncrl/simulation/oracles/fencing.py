@@ -23,9 +23,10 @@ class Fencing(Oracle):
         for put in changes.put:
             self._check_lease(put.row.entry, put.lease)
             self._check_settled(put)
-        for turn, lease in zip(changes.turns, changes.turn_leases, strict=True):
-            if lease is None or not lease.is_open:
-                self.fail(f"turn {turn.turn} of session {turn.uid}_{turn.session_id} was written, but its lease is not open")
+        for turn in changes.turns:
+            if turn.lease is None or not turn.lease.is_open:
+                who = f"turn {turn.put.turn} of session {turn.put.uid}_{turn.put.session_id}"
+                self.fail(f"{who} was kept, but the session's lease is not open")
         for before, after in changes.leases:
             self._check_rise(before, after)
         self._ended.update(changes.ended)
@@ -76,3 +77,7 @@ class Once(Oracle):
             if each.before[0] != each.after[0] or bytes(each.before[1]) != bytes(each.after[1]):
                 row = each.row.entry
                 self.fail(f"field {each.name!r} of key {row.key!r} was written twice by attempt {row.attempt}, with other values")
+        for turn in changes.turns:
+            if turn.put.turn != turn.num_before:
+                who = f"turn {turn.put.turn} of session {turn.put.uid}_{turn.put.session_id}"
+                self.fail(f"{who} was kept when the session had {turn.num_before} turns")

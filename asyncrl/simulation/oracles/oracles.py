@@ -66,8 +66,7 @@ Note = tuple[str, tuple[Any, ...]]
 class Oracles:
     """An Observer too: seams tell it what engines and the actor do. Every method but the observer's may raise Violation."""
 
-    def __init__(self, kinds: Sequence[type[Oracle]] = ORACLES) -> None:
-        self._kinds = kinds
+    def __init__(self) -> None:
         self._book = Book()
         self._machine: Machine | None = None
         self._tap: Tap | None = None
@@ -110,7 +109,7 @@ class Oracles:
         )
         loop.begun, loop.ended = [], []
         self._seen, self._due = (), 0.0
-        oracles = [kind(ground) for kind in self._kinds]
+        oracles = [kind(ground) for kind in ORACLES]
         names = ("fed", "begun", "ended", "entry", "generated", "updated", "busy_until", "turn", "due", "end")
         self._hearing = {name: [getattr(oracle, name) for oracle in oracles if _hears(oracle, name)] for name in names}
 

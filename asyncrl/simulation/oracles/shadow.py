@@ -68,6 +68,15 @@ class Overwritten:
     after: Cell
 
 
+@dataclass(frozen=True, slots=True)
+class TurnPut:
+    """A turn that was kept; `lease`: of its session at that moment; `num_before`: turns that the session had."""
+
+    put: PutTurn
+    lease: LeaseEntry | None
+    num_before: int
+
+
 @dataclass(slots=True)
 class Changes:
     """What one entry changed, in the order of its operations."""
@@ -80,8 +89,7 @@ class Changes:
     """(before, after)."""
     ended: dict[str, dict[int | None, LeaseEntry]] = field(default_factory=dict)
     """Groups that have no lease any more: what their leases were."""
-    turns: list[PutTurn] = field(default_factory=list)
-    turn_leases: list[LeaseEntry | None] = field(default_factory=list)
+    turns: list[TurnPut] = field(default_factory=list)
     records: list[tuple[StepRecord | None, StepRecord]] = field(default_factory=list)
     """(before, after)."""
     forgotten: list[StepRecord] = field(default_factory=list)
@@ -179,9 +187,10 @@ class Shadow:
             changes.ended[uid] = self.leases.pop(uid, {})
 
     def _put_turn(self, op: PutTurn, changes: Changes) -> None:
-        changes.turns.append(op)
-        changes.turn_leases.append(self.leases.get(op.uid, {}).get(op.session_id))
-        self.turns.setdefault(op.uid, {})[op.session_id] = op.turn + 1
+        turns = self.turns.setdefault(op.uid, {})
+        lease = self.leases.get(op.uid, {}).get(op.session_id)
+        changes.turns.append(TurnPut(op, lease, turns.get(op.session_id, 0)))
+        turns[op.session_id] = op.turn + 1
 
     def _remove_turns(self, op: RemoveTurns, changes: Changes) -> None:
         for uid, session_id in op.sessions:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.journal.entries import PutTurn
 from asyncrl.ports import GenerateRequest, Generation
 from asyncrl.simulation.edges.reward import reward_of
 from asyncrl.simulation.oracles.ground import Ground
@@ -83,8 +84,20 @@ class TokenInTokenOut(Oracle):
             row = put.row
             if row.entry.session_id is not None and put.tag_before is None:
                 self._check_row(row)
+        for turn in changes.turns:
+            self._check_turn(turn.put)
         for uid in changes.ended:
             self._calls.pop(uid, None)
+
+    def _check_turn(self, put: PutTurn) -> None:
+        """A turn is kept as what its calls said, before anything follows it."""
+        calls = self._calls.get(put.uid, {}).get(put.session_id, [])
+        said = [id_ for call in calls if call.turn == put.turn for id_ in call.answer.token_ids]
+        kept = bytes(put.columns["responses"][1]) if "responses" in put.columns else b""
+        if not calls or calls[-1].turn != put.turn or not kept.startswith(array.array("q", said).tobytes()):
+            newest = f"turn {calls[-1].turn}" if calls else "none"
+            who = f"turn {put.turn} of session {put.uid}_{put.session_id}"
+            self.fail(f"{who} was kept with other ids than it said; its newest is {newest}")
 
     def _check_row(self, row: ShadowRow) -> None:
         key, uid, session_id = row.entry.key, row.entry.uid, row.entry.session_id

@@ -6,7 +6,9 @@ from typing import Any
 
 from asyncrl.agents import rows, runner, session
 from asyncrl.agents.guests import Guests
-from asyncrl.agents.runner import NO_ROWS, GroupRunner, Rows, SessionFailure, _last_tag
+from asyncrl.agents.rows import Rows
+from asyncrl.agents.runner import NO_ROWS, GroupRunner, _last_tag
+from asyncrl.agents.session import SessionFailure
 from asyncrl.agents.token_builder import NO_VERSION, TokenBuilder
 from asyncrl.agents.tool_runner import ToolAnswer, ToolRunner
 from asyncrl.errors import DeadlineError, RewardError
@@ -174,7 +176,7 @@ def _answer(release: Any) -> Any:
         await places.acquire()
         ended = False
         try:
-            found = await self._call(tool, tool.check(call.arguments), tools_kwargs.get(call.name) or {})
+            found: ToolAnswer = await self._call(tool, tool.check(call.arguments), tools_kwargs.get(call.name) or {})
             ended = True
             return found
         finally:
@@ -286,7 +288,7 @@ def versions_of_the_dispatch() -> Iterator[None]:
 @bug("the prompt's ids are rendered once for all groups")
 def prompt_ids_of_another_group() -> Iterator[None]:
     first: list[tuple[int, ...]] = []
-    right = runner.run_session
+    right = session.run_session
 
     async def run_session(*arguments: Any, prompt_ids: tuple[int, ...], **named: Any) -> Any:
         first.append(prompt_ids)

@@ -72,7 +72,7 @@ def publication_wakes_nobody() -> Iterator[None]:
 @bug("a notification wakes one waiter, not all")
 def signal_wakes_one() -> Iterator[None]:
     def init(self: Any) -> None:
-        self._waiters: list[Any] = []
+        self._waiters = []
         self._next = object()
 
     def notify(self: Any) -> None:

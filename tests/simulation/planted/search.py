@@ -83,12 +83,12 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     seeds = range(options.seeds)
     catches = {name: first_catch(BUGS[name], seeds) for name in options.bugs or BUGS}
-    print(table(catches))
+    sys.stdout.write(f"{table(catches)}\n")
     provoked = {bug.provoke for bug in BUGS.values()}
     false = [catch for provoke in sorted(provoked, key=str) for seed in seeds if (catch := run(seed, provoke)) is not None]
     for catch in false:
-        print(f"without any bug, seed {catch.seed} fails: {catch.by} {catch.text}")
-    print(f"{len(seeds) * len(provoked)} runs without a bug, {len(false)} failures")
+        sys.stdout.write(f"without any bug, seed {catch.seed} fails: {catch.by} {catch.text}\n")
+    sys.stdout.write(f"{len(seeds) * len(provoked)} runs without a bug, {len(false)} failures\n")
     return int(bool(false) or None in catches.values())
 
 

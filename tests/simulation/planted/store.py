@@ -108,6 +108,12 @@ def duplicate_write() -> Iterator[None]:
         yield
 
 
+@bug("the turns of a session are kept after it has settled")
+def turns_stay() -> Iterator[None]:
+    with replaced(Ledger, remove_turns=lambda self, sessions: []):
+        yield
+
+
 # --- steps
 
 
