@@ -14,7 +14,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from asyncrl.config import SFTRun, TrainRun, keys_of
+from asyncrl.config.distribution import KEYS_OF_KIND, Distribution
 from asyncrl.config.sections import MOST
+from asyncrl.config.simulation import Scenario, SimConfig
 from asyncrl.fields import CATALOGUE, TAGS, Field
 
 FIELD_COLUMNS = ("field", "dtype", "axis", "producer", "consumers", "exists when", "evidence")
@@ -66,8 +68,34 @@ def configuration_page() -> str:
             "",
             markdown(KEY_COLUMNS, key_rows(SFTRun)),
             "",
+            *_scenario_lines(),
         ]
     )
+
+
+def _scenario_lines() -> list[str]:
+    shared = [f"`[{name}]`" for name in Scenario.model_fields if name != "sim"]
+    return [
+        "## `asyncrl simulate`",
+        "",
+        f"A scenario has {', '.join(shared[:-1])} and {shared[-1]},",
+        "with the keys of a training run that have an effect, and the models of the edges in `[sim.*]`. `[[sim.tools]]` is a list;",
+        "an override counts its tools from 0: `sim.tools.0.latency_s=0.5`.",
+        "",
+        markdown(KEY_COLUMNS, scenario_rows()),
+        "",
+        "A distribution is a number, which stands for itself, or a table:",
+        "",
+        markdown(("kind", "keys"), [(kind, ", ".join(f"`{key}`" for key in keys)) for kind, keys in KEYS_OF_KIND.items()]),
+        "",
+        markdown(KEY_COLUMNS, key_rows(Distribution)),
+        "",
+    ]
+
+
+def scenario_rows() -> list[tuple[str, ...]]:
+    """One row a key of `[sim.*]`."""
+    return [(f"sim.{key}", *rest) for key, *rest in key_rows(SimConfig)]
 
 
 def type_text(entry: FieldInfo) -> str:
@@ -87,20 +115,31 @@ def _type_name(annotation: object) -> str:
     if origin is list:
         return f"list of {_type_name(parts[0])}"
     if origin is tuple:
-        return f"list of {len(parts)} {_type_name(parts[0])}"
+        number = "" if parts[1:] == (Ellipsis,) else f"{len(parts)} "
+        return f"list of {number}{_type_name(parts[0])}"
     if origin is dict:
         return "table"
+    if annotation is Distribution:
+        return "distribution"
     return getattr(annotation, "__name__", str(annotation))
 
 
 def default_text(entry: FieldInfo) -> str:
     """The default in TOML syntax; `required` where there is none."""
     default = entry.default
+    if isinstance(default, Distribution):
+        return _toml_of(default.model_dump())
     if default is PydanticUndefined:
         return "required"
     if isinstance(default, float):
         return f"{default:g}"
     return json.dumps(default)
+
+
+def _toml_of(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml_of(inner)}" for key, inner in value.items()) + " }"
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
 
 
 def _aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

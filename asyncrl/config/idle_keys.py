@@ -16,7 +16,7 @@ Run = TypeVar("Run", TrainRun, SFTRun, Scenario)
 
 
 class Switch(NamedTuple, Generic[Run]):
-    """`keys`, when the user set one of them, do nothing because `reason` holds."""
+    """`keys`, when the user set one of them, do nothing because `reason` holds. A section stands for all its keys."""
 
     reason: str
     holds: Callable[[Run], bool]
@@ -56,29 +56,49 @@ SFT_SWITCHES: tuple[Switch[SFTRun], ...] = (
     ),
 )
 
-
 SCENARIO_SWITCHES: tuple[Switch[Scenario], ...] = (
     Switch(
         "a scenario has no files",
         lambda run: True,
-        "data.train_files data.val_files data.prompt_key data.mapping data.mapping.prompt data.mapping.system"
-        " data.mapping.ground_truth data.mapping.ground_truth_after data.mapping.data_source data.filter_overlong_prompts"
-        " data.max_rows trainer.experiment_name trainer.default_local_dir trainer.tensorboard trainer.log_trajectories",
+        "data.train_files data.val_files data.prompt_key data.mapping data.filter_overlong_prompts data.max_rows"
+        " trainer.experiment_name trainer.default_local_dir trainer.tensorboard trainer.log_trajectories",
     ),
     Switch("a scenario has no evaluation", lambda run: True, "trainer.test_freq trainer.val_before_train"),
-    Switch("a scenario has no model", lambda run: True, "trainer.num_threads rollout.deterministic reward.function"),
-    Switch("trainer.total_training_steps says how many steps", lambda run: True, "trainer.total_epochs"),
+    Switch(
+        "a scenario has no model",
+        lambda run: True,
+        "trainer.num_threads rollout.temperature rollout.top_p rollout.top_k rollout.deterministic actor.optim"
+        " actor.ppo_max_token_len_per_gpu actor.clip_ratio_low actor.clip_ratio_high actor.loss_agg_mode actor.entropy_coeff"
+        " actor.kl_loss_coef actor.kl_loss_type",
+    ),
+    Switch("rewards of a scenario are sim.reward", lambda run: True, "reward.function reward.num_workers"),
     Switch("the tools of a scenario are sim.tools", lambda run: True, "agent.tools"),
-    Switch("store.journal is false", lambda run: not run.store.journal, "store.sync store.commit_timeout_s sim.journal"),
-    Switch('agent.name is "single_turn"', lambda run: run.agent.name == "single_turn", "sim.tools sim.sessions.turns"),
+    Switch("trainer.total_training_steps says how many steps", lambda run: True, "trainer.total_epochs"),
+    Switch(
+        "store.journal is false",
+        lambda run: not run.store.journal,
+        "store.sync store.commit_timeout_s sim.journal sim.faults.journal_slow sim.faults.journal_fail",
+    ),
+    Switch(
+        'agent.name is "single_turn"',
+        lambda run: run.agent.name == "single_turn",
+        "agent.tool_format agent.parallel_tool_calls agent.max_turns agent.max_tool_calls agent.max_parse_errors"
+        " agent.tool_timeout_s agent.max_concurrent_tools agent.max_abandoned_tools sim.tools sim.sessions.turns"
+        " sim.faults.tool_error sim.faults.tool_hang",
+    ),
+    Switch(
+        "a turn has one tool call at most (agent.parallel_tool_calls)",
+        lambda run: run.agent.name == "single_turn" or not run.agent.parallel_tool_calls,
+        "sim.sessions.calls_a_turn",
+    ),
 )
 
 
 def refuse_idle_keys(run: TrainRun | SFTRun | Scenario, where: str) -> None:
     """Raises ConfigError for the first key that was set and has no effect. A key counts as set at its default value too."""
-    given = {key for key, _ in leaves(run.model_dump(exclude_unset=True))}
+    given = [key for key, _ in leaves(run.model_dump(exclude_unset=True))]
     for reason, keys in _idle_keys(run):
-        idle = [key for key in keys if key in given]
+        idle = [one for key in keys for one in given if one == key or one.startswith(f"{key}.")]
         if idle:
             raise ConfigError(f"{where}: {idle[0]} has no effect because {reason}; remove the one or change the other")
 
@@ -95,10 +115,12 @@ def resolved(run: TrainRun | SFTRun | Scenario) -> dict[str, Json]:
 def _idle_keys(run: TrainRun | SFTRun | Scenario) -> list[tuple[str, list[str]]]:
     """Reason and keys of every switch that holds."""
     if isinstance(run, TrainRun):
-        return [(switch.reason, switch.keys.split()) for switch in SWITCHES if switch.holds(run)]
-    if isinstance(run, Scenario):
-        return [(switch.reason, switch.keys.split()) for switch in SCENARIO_SWITCHES if switch.holds(run)]
-    return [(switch.reason, switch.keys.split()) for switch in SFT_SWITCHES if switch.holds(run)]
+        return _holding(SWITCHES, run)
+    return _holding(SFT_SWITCHES, run) if isinstance(run, SFTRun) else _holding(SCENARIO_SWITCHES, run)
+
+
+def _holding(switches: tuple[Switch[Run], ...], run: Run) -> list[tuple[str, list[str]]]:
+    return [(switch.reason, switch.keys.split()) for switch in switches if switch.holds(run)]
 
 
 def _remove(tree: dict[str, Json], path: Sequence[str]) -> None:

@@ -37,13 +37,13 @@ def load_run(kind: type[Run], path: Path, overrides: Sequence[str] = ()) -> Run:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     for override in overrides:
         _apply_override(tree, override)
-    return parse_run(kind, tree, where=str(path))
+    return parse_run(kind, tree, where=str(path), folder=path.parent)
 
 
-def parse_run(kind: type[Run], tree: dict[str, Json], *, where: str = "configuration") -> Run:
-    """Check a nested dict. Raises ConfigError as `load_run` does."""
+def parse_run(kind: type[Run], tree: dict[str, Json], *, where: str = "configuration", folder: Path | None = None) -> Run:
+    """Check a nested dict. `folder`: where a scenario's empirical files are looked for. Raises ConfigError as `load_run` does."""
     try:
-        run = kind.model_validate(tree)
+        run = kind.model_validate(tree, context=folder)
     except ValidationError as error:
         # A misspelt key first: it is often the cause of a missing one.
         first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
@@ -62,12 +62,25 @@ def _apply_override(tree: dict[str, Json], override: str) -> None:
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
-    node = tree
+    node: Json = tree
     for part in parts[:-1]:
-        node = node.setdefault(part, {})
-        if not isinstance(node, dict):
-            raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
+        node = _inner(node, part, override)
+    if not isinstance(node, dict):
+        raise ConfigError(f"override {override!r}: {parts[-2]!r} is a list; say which of its sections: 0, 1, ...")
     node[parts[-1]] = _parse_value(text.strip(), override)
+
+
+def _inner(node: Json, part: str, override: str) -> Json:
+    """The section `part` of a section, or number `part` of a list of sections."""
+    if isinstance(node, list):
+        if not (part.isdecimal() and int(part) < len(node)):
+            raise ConfigError(f"override {override!r}: {part!r} is none of 0..{len(node) - 1}, the numbers of a list's sections")
+        inner = node[int(part)]
+    else:
+        inner = node.setdefault(part, {})
+    if not isinstance(inner, (dict, list)):
+        raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
+    return inner
 
 
 def _parse_value(text: str, override: str) -> Json:
@@ -88,14 +101,15 @@ def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return f"{key} is missing; it has no default"
     if error["type"] == "value_error" and isinstance(error.get("ctx", {}).get("error"), ConfigError):
-        return str(error["ctx"]["error"])
+        said = str(error["ctx"]["error"])
+        return f"{key}: {said}" if key else said
     said = f"{key} = {_shown(error['input'])}: {error['msg'][0].lower()}{error['msg'][1:]}"
     return f"{said}; quote it: '\"{error['input']}\"'" if _lacks_quotes(error) else said
 
 
 def _other_command(kind: type[BaseModel], section: str) -> str:
     """The file may be a good one, given to the wrong command."""
-    for run, command in ((TrainRun, "train"), (SFTRun, "sft")):
+    for run, command in ((TrainRun, "train"), (SFTRun, "sft"), (Scenario, "simulate")):
         if run is not kind and section in run.model_fields:
             return f"; it belongs to a configuration of `asyncrl {command}`"
     return ""
@@ -121,10 +135,11 @@ def _shown(value: Json) -> str:
 
 def _suggest(kind: type[BaseModel], location: Sequence[str]) -> str:
     """The nearest name in the same section, else the same name in another section, else the nearest of all."""
-    known = [key for key, _ in keys_of(kind)]
-    section = "".join(f"{part}." for part in location[:-1])
+    known = [key for key, _ in keys_of(kind, inside_values=True)]
+    section = "".join(f"{part}." for part in location[:-1] if not part.isdecimal())
     siblings = sorted({key[len(section) :].partition(".")[0] for key in known if key.startswith(section)})
-    near = [f"{section}{name}" for name in difflib.get_close_matches(location[-1], siblings, n=1, cutoff=0.6)]
+    here = "".join(f"{part}." for part in location[:-1])
+    near = [f"{here}{name}" for name in difflib.get_close_matches(location[-1], siblings, n=1, cutoff=0.6)]
     near = near or [key for key in known if key.rpartition(".")[2] == location[-1]]
     near = near or difflib.get_close_matches(".".join(location), known, n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(siblings)}"

@@ -3,10 +3,11 @@
 The docstring under a key is its help text. Times are virtual seconds; lengths are tokens of the model.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
+from asyncrl.config.distribution import Distribution, NonNegative, constant
 from asyncrl.config.runs import TrainRun
 from asyncrl.config.sections import (
     ActorConfig,
@@ -26,47 +27,8 @@ from asyncrl.config.sections import (
 from asyncrl.errors import ConfigError
 from asyncrl.ports import Json
 
-NonNegative = Annotated[float, Field(ge=0)]
-
-
-class Distribution(Section):
-    """A random number. In TOML a plain number is a constant: `latency_s = 0.2`."""
-
-    kind: Literal["constant", "uniform", "exponential", "lognormal", "empirical"] = "constant"
-    """Shape."""
-    value: NonNegative = 0.0
-    """Of `constant`."""
-    low: NonNegative = 0.0
-    """Of `uniform`: the least."""
-    high: NonNegative = 0.0
-    """Of `uniform`: the most."""
-    mean: NonNegative = 0.0
-    """Of `exponential` and `lognormal`."""
-    cv: NonNegative = 1.0
-    """Of `lognormal`: standard deviation / mean."""
-    values: tuple[NonNegative, ...] = ()
-    """Of `empirical`: numbers that were measured, each as likely."""
-    file: str = ""
-    """Of `empirical`: a file with one number a line, in place of `values`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _toml_arrays_are_tuples(cls, data: Json) -> Json:
-        if isinstance(data, dict) and isinstance(data.get("values"), list):
-            return {**data, "values": tuple(data["values"])}
-        return data
-
-
-def _as_distribution(value: Json) -> Json:
-    return {"kind": "constant", "value": value} if isinstance(value, (int, float)) and not isinstance(value, bool) else value
-
-
-Random = Annotated[Distribution, BeforeValidator(_as_distribution)]
-"""A distribution, or a number that stands for itself."""
-
-
-def constant(value: float) -> Distribution:
-    return Distribution(value=value)
+MOST_TOOLS = 900
+"""Ids of a simulated vocabulary that are left for tools."""
 
 
 class SimPromptsConfig(Section):
@@ -74,20 +36,21 @@ class SimPromptsConfig(Section):
 
     count: Positive = 64
     """Rows of the dataset."""
-    prompt_len: Random = constant(64)
-    """Tokens of a prompt."""
+    prompt_len: Distribution = constant(64)
+    """Tokens of a prompt; a longer one than data.max_prompt_length allows is cut."""
 
 
 class SimSessionsConfig(Section):
     """What the policy does."""
 
-    turns: Random = Distribution(kind="uniform", low=2, high=4)
+    turns: Distribution = Distribution(kind="uniform", low=2, high=4)
     """Assistant turns of a session; all but the last call a tool."""
-    turn_len: Random = constant(64)
+    calls_a_turn: Distribution = constant(1)
+    """Tool calls of a turn that calls, with agent.parallel_tool_calls; they run at the same time."""
+    turn_len: Distribution = constant(64)
     """Tokens of a turn."""
     tokens_per_id: Positive = 1
-    """Tokens that one simulated id stands for: times are those of all tokens, the store holds a share of them, and limits such as
-    data.max_response_length count ids."""
+    """Tokens that one simulated id stands for. Times are those of all tokens; limits such as data.max_response_length count ids."""
 
 
 class SimEngineConfig(Section):
@@ -103,6 +66,8 @@ class SimEngineConfig(Section):
     """Seconds of a prefill, besides its tokens. The engine's other rows wait meanwhile."""
     prefill_token_s: NonNegative = 0.00002
     """Seconds that each prompt token of a prefill adds."""
+    down_s: Annotated[float, Field(gt=0)] = 30.0
+    """Seconds until an engine that died is back."""
 
 
 class SimToolConfig(Section):
@@ -112,9 +77,9 @@ class SimToolConfig(Section):
     """What the policy calls it."""
     weight: NonNegative = 1.0
     """How often it is called, beside the others."""
-    latency_s: Random = constant(0.1)
+    latency_s: Distribution = constant(0.1)
     """Seconds of a call."""
-    result_len: Random = constant(16)
+    result_len: Distribution = constant(16)
     """Tokens of an answer."""
     is_async: bool = True
     """False: a plain function, which takes a thread."""
@@ -123,7 +88,7 @@ class SimToolConfig(Section):
 class SimRewardConfig(Section):
     """The reward function."""
 
-    latency_s: Random = constant(0.01)
+    latency_s: Distribution = constant(0.01)
     """Seconds of a scoring."""
 
 
@@ -131,13 +96,13 @@ class SimTrainingConfig(Section):
     """The actor."""
 
     update_call_s: NonNegative = 0.1
-    """Seconds of an update, besides its tokens."""
+    """Seconds of a pass over a batch, besides its tokens; there are actor.ppo_epochs of them."""
     update_token_s: NonNegative = 0.00005
-    """Seconds that each token of the batch adds."""
+    """Seconds that each token of the batch adds to a pass."""
     forward_token_s: NonNegative = 0.00002
     """Seconds of a token in a pass for log-probs."""
     stage_s: NonNegative = 0.001
-    """Seconds of every other stage, and of each check of a batch."""
+    """Seconds of every other stage, and what each call in the model's thread takes besides its work."""
     snapshot_s: NonNegative = 0.01
     """Seconds of a copy of the weights."""
     publish_s: NonNegative = 0.01
@@ -149,9 +114,9 @@ class SimTrainingConfig(Section):
 class SimJournalConfig(Section):
     """The journal's disk."""
 
-    commit_s: Random = constant(0.001)
+    commit_s: Distribution = constant(0.001)
     """Seconds of a commit; what is queued meanwhile shares the next one."""
-    sync_s: Random = constant(0.002)
+    sync_s: Distribution = constant(0.002)
     """Seconds that a synced commit adds."""
 
 
@@ -161,7 +126,7 @@ class SimTimesConfig(Section):
     offload_s: NonNegative = 0.0
     """Seconds of a call in a thread, besides what it does."""
     turn_overhead_s: NonNegative = 0.0
-    """Seconds that the controller itself spends on a turn."""
+    """Seconds that the controller's one loop spends on a turn: turns that end together wait for each other."""
     restart_s: NonNegative = 5.0
     """Seconds between the end of a process and the next one's start."""
 
@@ -248,9 +213,7 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        names = [tool.name for tool in self.sim.tools]
-        if len(set(names)) < len(names):
-            raise ConfigError(f"sim.tools: {names} names a tool twice")
+        _check_tools(self.sim.tools)
         if not self.trainer.total_training_steps:
             raise ConfigError("trainer.total_training_steps is 0: a scenario says how many steps it simulates")
         self.train_run()
@@ -265,3 +228,13 @@ class Scenario(Section):
         trainer = self.trainer.model_copy(update={"log_trajectories": 0, "tensorboard": False})
         sections |= {"data": data, "agent": agent, "trainer": trainer}
         return TrainRun.model_validate({**sections, "model": {"path": "simulated"}})
+
+
+def _check_tools(tools: tuple[SimToolConfig, ...]) -> None:
+    names = [tool.name for tool in tools]
+    if not 1 <= len(names) <= MOST_TOOLS:
+        raise ConfigError(f"sim.tools has {len(names)} tools; 1 to {MOST_TOOLS} are possible")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"sim.tools: {names} names a tool twice")
+    if not any(tool.weight for tool in tools):
+        raise ConfigError(f"sim.tools: the weights of {names} are all 0, so no tool can be chosen")

@@ -4,12 +4,12 @@ So the same session has the same turns and lengths whatever order the seed runs 
 """
 
 from functools import lru_cache
+from math import exp, log, log1p
 from pathlib import Path
 from statistics import NormalDist
 from typing import Protocol
 
-from asyncrl.config.simulation import Distribution
-from asyncrl.errors import ConfigError
+from asyncrl.config.distribution import Distribution, numbers_in
 
 _MASK = (1 << 64) - 1
 _NORMAL = NormalDist()
@@ -36,7 +36,7 @@ class Draw(Protocol):
 
 @lru_cache(maxsize=256)
 def draw_of(distribution: Distribution) -> Draw:
-    """Raises ConfigError when the file of an empirical one cannot be read."""
+    """Raises ConfigError when the file of an empirical one cannot be read any more."""
     d = distribution
     match d.kind:
         case "constant":
@@ -44,13 +44,11 @@ def draw_of(distribution: Distribution) -> Draw:
         case "uniform":
             return lambda u: d.low + u * (d.high - d.low)
         case "exponential":
-            from math import log1p
-
             return lambda u: -d.mean * log1p(-u)
         case "lognormal":
             return _lognormal(d.mean, d.cv)
         case "empirical":
-            values = d.values or _numbers_in(Path(d.file))
+            values = d.values or numbers_in(Path(d.file))
             return lambda u: values[int(u * len(values))]
 
 
@@ -62,20 +60,8 @@ def draw_count(distribution: Distribution, u: float) -> int:
 
 
 def _lognormal(mean: float, cv: float) -> Draw:
-    from math import exp, log
-
     if mean == 0:
         return lambda u: 0.0
     variance = log(1 + cv * cv)
     center, spread = log(mean) - variance / 2, variance**0.5
     return lambda u: exp(center + spread * _NORMAL.inv_cdf(min(max(u, 1e-12), 1 - 1e-12)))
-
-
-def _numbers_in(path: Path) -> tuple[float, ...]:
-    try:
-        values = tuple(float(line) for line in path.read_text(encoding="utf-8").split())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: an empirical distribution needs a file with one number a line ({error})") from error
-    if not values or min(values) < 0:
-        raise ConfigError(f"{path}: an empirical distribution needs at least one number, none below 0")
-    return values

@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 
-from asyncrl.config.simulation import Distribution, Scenario
+from asyncrl.config.distribution import Distribution
+from asyncrl.config.simulation import Scenario
 from asyncrl.ports import Json
 from asyncrl.simulation.faults import FaultKind
 
