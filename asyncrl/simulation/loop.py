@@ -42,6 +42,9 @@ MAX_TURNS = 20_000_000
 """Turns of the loop after which a run is called endless: the largest honest run takes about a tenth."""
 TURNS_A_COLLECTION = 20_000
 """Turns between two garbage collections. A run of the reference scenario takes a tenth of it."""
+TURNS_A_TASK = 50
+"""Further turns between two collections for each task that waits: a collection looks at all that is alive, so its share of the
+time stays the same however many tasks there are."""
 _SWEEP_AT = 100
 """Timers from which on cancelled ones are swept out once they are more than half."""
 
@@ -82,6 +85,7 @@ class VirtualLoop(FencedLoop):
         self._waiting: dict[int, SimTask[Any]] = {}
         self._failed: list[asyncio.Future[Any]] = []
         self._left: list[weakref.ref[Suspended]] = []
+        self._collect_at = TURNS_A_COLLECTION
         self.turns = 0
         self.steps = 0
         """Callbacks run so far: steps of tasks, and events of the edges."""
@@ -229,8 +233,9 @@ class VirtualLoop(FencedLoop):
             self._look_for_unseen(is_over=False)
         if self.failure is not None:
             raise self.failure
-        if self.turns % TURNS_A_COLLECTION == 0:
+        if self.turns >= self._collect_at:
             gc.collect()
+            self._collect_at = self.turns + TURNS_A_COLLECTION + TURNS_A_TASK * len(self._waiting)
 
     def _wake_timers(self) -> None:
         """Timers whose time has come are ready; when nothing else is, the time of the next has come."""

@@ -35,6 +35,7 @@ class SimPolicy:
 
     def __init__(self, scenario: Scenario, world: SimWorld, seams: Seams, *, lineage: Lineage = ()) -> None:
         self._config = scenario.sim.training
+        self._num_passes = scenario.actor.ppo_epochs
         self._tokens_per_id = scenario.sim.sessions.tokens_per_id
         self._world = world
         self._seams = seams
@@ -53,7 +54,7 @@ class SimPolicy:
     def update(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> dict[str, float]:
         self._seams.updated(columns, group_ids)
         seconds = self._config.update_call_s + self._config.update_token_s * self._num_tokens(columns)
-        self._spend("update", seconds)
+        self._spend("update", seconds * self._num_passes)
         self.lineage = (*self.lineage, tuple(dict.fromkeys(uid for uid in group_ids if uid is not None)))
         return {"actor/loss": 0.0, "actor/grad_norm": 1.0}
 

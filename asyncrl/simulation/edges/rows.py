@@ -12,6 +12,7 @@ class SimRows:
     def __init__(self, scenario: Scenario) -> None:
         self._config = scenario.sim.prompts
         self._tokens_per_id = scenario.sim.sessions.tokens_per_id
+        self._longest = scenario.data.max_prompt_length
         self._seed = derive_seed("rows", scenario.trainer.seed)
 
     def __len__(self) -> int:
@@ -19,7 +20,7 @@ class SimRows:
 
     def __getitem__(self, position: int) -> dict[str, Json]:
         tokens = draw_count(self._config.prompt_len, unit(self._seed, position))
-        length = max(2, -(-tokens // self._tokens_per_id))
+        length = max(2, min(-(-tokens // self._tokens_per_id), self._longest))
         return {
             "raw_prompt": [{"role": "user", "content": f"{length} {position}"}],
             "data_source": "simulated",

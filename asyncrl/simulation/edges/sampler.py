@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from asyncrl.config.simulation import Scenario
 from asyncrl.ports import GenerateRequest, StopReason
-from asyncrl.simulation.draws import draw_count, unit
-from asyncrl.simulation.edges.template import CALL_LEN, END, NUM_WORDS, WORDS, call_ids
+from asyncrl.simulation.draws import draw_count, mix, unit
+from asyncrl.simulation.edges.template import END, NUM_WORDS, WORDS, call_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,32 +25,56 @@ class Sampler:
 
     def __init__(self, scenario: Scenario) -> None:
         self._sessions = scenario.sim.sessions
+        self._tokens_per_id = scenario.sim.sessions.tokens_per_id
         self._tools = scenario.sim.tools if scenario.agent.name == "tool_agent" else ()
         self._weight = sum(tool.weight for tool in self._tools)
+        self._is_parallel = scenario.agent.parallel_tool_calls
 
     def answer(self, request: GenerateRequest, room: int) -> Answer:
         """`room`: ids that the context still holds."""
         seed = request.seed
-        uid, session_id, turn = request.request_id.split("_")[:3]
-        session = zlib.crc32(f"{uid}_{session_id}".encode())
-        calls = bool(self._tools) and int(turn) + 1 < draw_count(self._sessions.turns, unit(session, 4))
-        end = call_ids(self._tool(unit(seed, 7)), unit(seed, 8)) if calls else [END]
-        num_tokens = draw_count(self._sessions.turn_len, unit(seed, 5))
-        wanted = max(CALL_LEN + 1, -(-num_tokens // self._sessions.tokens_per_id))
-        limit = min(request.sampling.max_tokens, room)
-        first = WORDS + seed % (NUM_WORDS - wanted)
-        ids = [*range(first, first + wanted - len(end)), *end]
-        reason = StopReason.STOP
-        if wanted > limit:
-            reason = StopReason.LENGTH if limit == request.sampling.max_tokens else StopReason.CONTEXT
-            num_tokens = num_tokens * limit // wanted
+        budget = min(request.sampling.max_tokens, room)
+        ids, num_tokens, reason = self._ids(request, budget)
+        if (stop := _first_stop(ids, request.sampling.stop_token_ids)) is not None:
+            ids, reason = ids[: stop + 1], StopReason.STOP
+        elif reason is StopReason.LENGTH and budget < request.sampling.max_tokens:
+            reason = StopReason.CONTEXT
         return Answer(
-            ids=ids[:limit],
-            num_tokens=max(num_tokens, 1),
-            num_prompt_tokens=len(request.prompt_ids) * self._sessions.tokens_per_id,
+            ids=ids,
+            num_tokens=min(num_tokens, len(ids) * self._tokens_per_id),
+            num_prompt_tokens=len(request.prompt_ids) * self._tokens_per_id,
             log_prob=-0.01 - unit(seed, 6),
             stop_reason=reason,
         )
+
+    def _ids(self, request: GenerateRequest, budget: int) -> tuple[list[int], int, StopReason]:
+        """Words, then what ends the turn: its calls, or nothing but the end. No more than `budget`; and the tokens of the model
+        that the whole turn stands for."""
+        seed = request.seed
+        end = self._end(request.request_id, seed)
+        num_tokens = draw_count(self._sessions.turn_len, unit(seed, 5))
+        num_ids = max(len(end) + 1, -(-num_tokens // self._tokens_per_id))
+        num_words = min(num_ids - len(end), budget)
+        first = WORDS + seed % (NUM_WORDS - num_words)
+        ids = [*range(first, first + num_words), *end][:budget]
+        reason = StopReason.LENGTH if num_ids > budget else StopReason.STOP
+        return ids, max(num_tokens, (num_ids - 1) * self._tokens_per_id + 1), reason
+
+    def _end(self, request_id: str, seed: int) -> list[int]:
+        if not self._tools:
+            return [END]
+        session, _, turn = request_id.partition("_")[2].partition("_")
+        uid = request_id.partition("_")[0]
+        draw = unit(zlib.crc32(f"{uid}_{session}".encode()), 4)
+        if int(turn.partition("_")[0] or 0) + 1 >= draw_count(self._sessions.turns, draw):
+            return [END]
+        if not self._is_parallel:
+            return self._call(seed)
+        num_calls = draw_count(self._sessions.calls_a_turn, unit(seed, 9))
+        return [number for call in range(num_calls) for number in self._call(mix(seed, 10 + call))] + [END]
+
+    def _call(self, seed: int) -> list[int]:
+        return call_ids(self._tool(unit(seed, 7)), unit(seed, 8))
 
     def _tool(self, u: float) -> int:
         rest = u * self._weight
@@ -59,3 +83,8 @@ class Sampler:
             if rest < 0:
                 return number
         return len(self._tools) - 1
+
+
+def _first_stop(ids: list[int], stops: tuple[int, ...]) -> int | None:
+    """Where the first stop token is."""
+    return min((ids.index(stop) for stop in stops if stop in ids), default=None)

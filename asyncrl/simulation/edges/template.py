@@ -11,8 +11,8 @@ from asyncrl.ports import Messages
 
 END, GENERATE, ANSWER, RESPONSE_TAG, CLOSE_TAG, CLOSE_JSON, CALL, DIGITS, WORDS = 0, 1, 2, 3, 4, 5, 16, 1000, 4096
 NUM_DIGITS, NUM_WORDS = 1000, 1 << 20
-CALL_LEN = 5
-"""Ids of a tool call: the tool, six digits, and two ends."""
+VOCABULARY = WORDS + 2 * NUM_WORDS
+"""Ids are below it: words begin below `NUM_WORDS` and may run on."""
 
 
 class SimTemplate:
@@ -55,19 +55,18 @@ class SimTemplate:
         return [*ids, GENERATE]
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        return "".join([self._piece(number) for number in ids if not (skip_special and number < CLOSE_TAG)])
+        least = CLOSE_TAG if skip_special else 0
+        return "".join([f"w{n - WORDS} " if n >= WORDS else self._piece(n) for n in ids if n >= least])
 
     def decode_turn(self, ids: Sequence[int]) -> str:
         return self.decode(ids)
 
     def _piece(self, number: int) -> str:
-        if number >= WORDS:
-            return f"w{number - WORDS} "
         piece = self._pieces.get(number)
         return piece if piece is not None else f"{number - DIGITS:03d}"
 
 
 def call_ids(tool: int, draw: float) -> list[int]:
-    """A call of tool number `tool`; `draw` in [0, 1) is written into it as six digits."""
+    """A call of tool number `tool`: the tool, `draw` in [0, 1) as six digits, and two ends."""
     high, low = divmod(int(draw * 1_000_000), NUM_DIGITS)
     return [CALL + tool, DIGITS + high, DIGITS + low, CLOSE_JSON, CLOSE_TAG]

@@ -30,7 +30,9 @@ class SimTool:
         latency_s = draw_of(self._config.latency_s)(unit(number, 1))
         if self.is_async:
             return self._run(number, latency_s)
-        self._world.spend(self._seams.slowed("tool", latency_s))
+        began, seconds = self._world.now(), self._seams.sync_tool(self.name) + self._seams.slowed("tool", latency_s)
+        self._world.spend(seconds)
+        self._seams.busy("tool", self.name, began, began + seconds)
         return self._answer(number)
 
     async def _run(self, number: int, latency_s: float) -> str:
