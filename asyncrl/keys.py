@@ -4,8 +4,8 @@ A *group* is one prompt (uid); a *session* is one independent rollout of it (uid
 session (uid, session_id, index). The key of a prompt is its uid; the key of a trajectory is `{uid}_{session_id}_{index}`.
 """
 
+import functools
 from dataclasses import dataclass
-from typing import Self
 
 from asyncrl.errors import KeyFormatError
 
@@ -32,12 +32,13 @@ class TrajectoryKey:
     def __str__(self) -> str:
         return f"{self.uid}_{self.session_id}_{self.index}"
 
-    @classmethod
-    def parse(cls, key: str) -> Self:
+    @staticmethod
+    @functools.lru_cache(maxsize=1 << 15)  # every room asks for the parts of each key a dozen times on its way
+    def parse(key: str) -> "TrajectoryKey":
         """Raises KeyFormatError when `key` is not `{uid}_{session_id}_{index}` with plain decimal numbers below 10^18."""
         parts = key.rsplit("_", 2)
         if len(parts) == 3 and parts[0] and all(_is_plain_number(part) for part in parts[1:]):
-            return cls(uid=parts[0], session_id=int(parts[1]), index=int(parts[2]))
+            return TrajectoryKey(uid=parts[0], session_id=int(parts[1]), index=int(parts[2]))
         raise KeyFormatError(f"trajectory key {key!r} is not of the form uid_session_index, such as 'a1b2_0_0'")
 
 

@@ -5,25 +5,40 @@ Every wait of the controller that can hang stands inside `within`, and every tas
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
 
 from asyncrl.errors import DeadlineError, StrayCancelError
 
 
-@asynccontextmanager
-async def within(timeout_s: float | None, late: Callable[[], str]) -> AsyncIterator[None]:
+class Within:
+    """Made by `within`; entered once."""
+
+    __slots__ = ("_deadline", "_late")
+
+    def __init__(self, deadline: asyncio.Timeout, late: Callable[[], str]) -> None:
+        self._deadline = deadline
+        self._late = late
+
+    async def __aenter__(self) -> None:
+        await self._deadline.__aenter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            await self._deadline.__aexit__(kind, error, trace)
+        except TimeoutError as timeout:
+            raise DeadlineError(self._late()) from timeout
+        if isinstance(error, TimeoutError) and self._deadline.expired():
+            raise DeadlineError(self._late()) from error
+
+
+def within(timeout_s: float | None, late: Callable[[], str]) -> Within:
     """Cancel the block after `timeout_s` (None: never) and raise DeadlineError with the words of `late`.
 
     A TimeoutError that the block raises by itself stays what it is.
     """
-    try:
-        async with asyncio.timeout(timeout_s) as deadline:
-            yield
-    except TimeoutError as error:
-        if not deadline.expired():
-            raise
-        raise DeadlineError(late()) from error
+    return Within(asyncio.timeout(timeout_s), late)
 
 
 def is_asked_to_end() -> bool:

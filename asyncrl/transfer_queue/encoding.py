@@ -58,7 +58,7 @@ _ARRAYS = (torch.Tensor, np.ndarray)
 def encode(name: str, values: ColumnValues, keys: Sequence[str], *, step: int | None) -> Block:
     """values: as `ColumnValues`. The catalogue decides what a list of values means for a field that it knows."""
     try:
-        return _encode(name, _as_column(values), keys, step)
+        return _encode(name, values if type(values) is list else _as_column(values), keys, step)
     except RuntimeError as error:  # torch's, of a tensor that is not plain memory: sparse, nested otherwise, without data
         raise FieldError(f"field {name!r} of key {keys[0]!r} cannot be stored: {error}") from error
 
@@ -82,16 +82,29 @@ def _encode(name: str, column: torch.Tensor | list[Any], keys: Sequence[str], st
     if expected.kind is Kind.OBJECT:
         return _encode_objects(name, column, keys, step)
     assert expected.dtype is not None, "only objects have none"
-    if len(column) == 1 and expected.kind is Kind.RAGGED and (packed := _packed(column[0], expected.dtype)) is not None:
-        values = np.frombuffer(packed, dtype=np.uint8)  # of a turn, mostly; nobody else has the memory
-        return Block(Schema.of(Kind.RAGGED, expected.dtype, ()), values, [0, len(values)], step, keys)
+    if (block := _encode_plain(column, expected.kind, expected.dtype, keys, step)) is not None:
+        return block
     rows = [_as_tensor(name, value, expected.dtype, key) for value, key in zip(column, keys, strict=True)]
     return _encode_rows(name, rows, keys, step, expected.kind)
 
 
+def _encode_plain(column: list[Any], kind: Kind, dtype: torch.dtype, keys: Sequence[str], step: int | None) -> Block | None:
+    """What agents write: lists of plain numbers, or a plain number a row; None for anything else. Nobody else has the memory."""
+    schema = Schema.of(kind, dtype, ())
+    size = schema.item_bytes
+    if kind is Kind.STACKED:
+        numbers = _packed(column, dtype) if _PLAIN_NUMBERS.issuperset(map(type, column)) else None
+        if numbers is None:
+            return None
+        return Block(schema, np.frombuffer(numbers, dtype=np.uint8), [*range(0, len(column) * size + 1, size)], step, keys)
+    rows = [packed for row in column if (packed := _packed(row, dtype)) is not None]
+    if len(rows) < len(column):
+        return None
+    values = np.frombuffer(rows[0] if len(rows) == 1 else b"".join(rows), dtype=np.uint8)
+    return Block(schema, values, [*itertools.accumulate((len(row) * size for row in rows), initial=0)], step, keys)
+
+
 def _as_column(values: ColumnValues) -> torch.Tensor | list[Any]:
-    if type(values) is list:
-        return values
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
         raise RuntimeError(f"a {type(values).__name__} is one value; give one a key")
     if isinstance(values, torch.Tensor):
@@ -110,6 +123,7 @@ def _of_array(array: np.ndarray) -> torch.Tensor | list[Any]:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
 
 
+_PLAIN_NUMBERS = frozenset({bool, int, float})
 _CODES = {torch.int64: "q", torch.int32: "i", torch.float32: "f"}
 
 
@@ -256,9 +270,11 @@ def _refuse_non_json(value: Json) -> None:
         for name, entry in value.items():
             if type(name) is not str:
                 raise TypeError(f"a dict with the key {name!r}, which is no str")
-            _refuse_non_json(entry)
+            if type(entry) not in _SCALARS:  # most are: half of the calls
+                _refuse_non_json(entry)
     elif isinstance(value, list | tuple):
         for entry in value:
-            _refuse_non_json(entry)
+            if type(entry) not in _SCALARS:
+                _refuse_non_json(entry)
     else:
         raise TypeError(f"{type(value).__name__} is not a JSON value")

@@ -4,8 +4,7 @@ store (verbs) -> puts, endings -> [state] -> operations for the journal
 """
 
 import itertools
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 
 from asyncrl.errors import StaleLeaseError
 from asyncrl.fields import Tag
@@ -31,14 +30,6 @@ class State:
         self.ledger = Ledger(counters=saved.counters, records=saved.records, turns=turns)
         self.watches = Watches()
         self.counts = dict.fromkeys(("puts", "gets", "cleared", "retired", "refused_writes"), 0)
-
-    @contextmanager
-    def counting_refusals(self) -> Iterator[None]:
-        try:
-            yield
-        except StaleLeaseError:
-            self.counts["refused_writes"] += 1
-            raise
 
     # --- sight
 

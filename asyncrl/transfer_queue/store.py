@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from tensordict import TensorDict
 
-from asyncrl.errors import LeaseScopeError, StoreError
+from asyncrl.errors import LeaseScopeError, StaleLeaseError, StoreError
 from asyncrl.fields import Tag
 from asyncrl.journal.entries import Op, PutLeases, Saved
 from asyncrl.journal.port import Journal
@@ -59,8 +59,11 @@ class TransferQueue:
         failure = None if self._journal is None else self._journal.failure or self._deadline.failure
         if failure is not None:
             raise failure
-        with self._state.counting_refusals():
+        try:
             return verb()
+        except StaleLeaseError:
+            self._state.counts["refused_writes"] += 1
+            raise
 
     async def _commit(self, ops: list[Op], *, synced: bool = False) -> None:
         """Wait until what was done is kept. Raises JournalWriteError, or DeadlineError after `commit_timeout_s`."""

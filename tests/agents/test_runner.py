@@ -389,7 +389,7 @@ async def test_what_an_odd_loop_does_costs_its_own_group_only(
         "well": "finished",
     }
     assert "agent.timeout_s = 0.2" in str(tags["holds_on"]["failure"])
-    assert str(tags["no_ids"]["failure"]).startswith("TypeError (infra)")
+    assert str(tags["no_ids"]["failure"]).startswith("FieldError (infra)")
     assert str(tags["bad_error"]["failure"]).startswith("_Unspeakable (infra): <its message raised ZeroDivisionError>")
 
 

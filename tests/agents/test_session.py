@@ -14,6 +14,7 @@ from asyncrl.errors import EngineError, RewardError
 from asyncrl.fields import CATALOGUE, TAGS
 from asyncrl.ports import FailureClass, Prompt
 from asyncrl.tools import FunctionTool
+from asyncrl.transfer_queue.encoding import encode
 
 NewRun = Callable[..., TrainRun]
 Rig = Any  # the fixture's class lives in conftest, which is no module
@@ -166,12 +167,12 @@ def test_rows_are_those_of_the_catalogue(prompt: Prompt) -> None:
     assert rows.keys == ["a1_3_0", "a1_3_1"]
     for name, column in rows.fields.items():
         entry = CATALOGUE[name]
-        for value in column:
-            if entry.is_tensor:
-                assert str(value.dtype) == f"torch.{entry.dtype}", name
-                lengths = {"prompt": [2], "response": [3], "sequence": [5], "none": []}
-                assert list(value.shape) == lengths[entry.axis], name
-    assert rows.fields["rm_scores"][0].tolist() == [0.0, 0.0, 0.5]
+        block = encode(name, column, rows.keys, step=None)
+        if entry.is_tensor:
+            assert str(block.schema.dtype) == f"torch.{entry.dtype}", name
+            length = {"prompt": 2, "response": 3, "sequence": 5, "none": 1}[entry.axis]
+            assert block.bounds == [0, length * block.schema.item_bytes, 2 * length * block.schema.item_bytes], name
+    assert rows.fields["rm_scores"][0] == [0.0, 0.0, 0.5]
     assert set(rows.tags[0]) == {name for name, tag in TAGS.items() if tag.on in ("both", "trajectory")}
     tag = {
         name: rows.tags[0][name]
@@ -182,7 +183,7 @@ def test_rows_are_those_of_the_catalogue(prompt: Prompt) -> None:
 
 
 def test_the_score_stands_on_the_last_token_of_the_policy() -> None:
-    assert score_on_last_policy_token((1, 1, 0, 0), 2.0).tolist() == [0.0, 2.0, 0.0, 0.0]
+    assert score_on_last_policy_token((1, 1, 0, 0), 2.0) == [0.0, 2.0, 0.0, 0.0]
 
 
 def test_without_a_versioned_token_the_dispatch_version_counts() -> None:

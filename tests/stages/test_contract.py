@@ -163,7 +163,7 @@ async def test_the_values_are_asked_where_the_tags_lie() -> None:
     """At the level `off` the tags are believed; above it nothing is."""
 
     def age(fields: Any) -> None:
-        fields["token_versions"][0][0] = VERSION - 2
+        fields["token_versions"] = [(VERSION - 2, -1, VERSION)]
 
     lying = await sampled(("a", 0, FRESH), damage=age)
     await check_sample(replace(lying, check=False), group_size=1, max_staleness=0)
@@ -176,7 +176,7 @@ async def test_the_values_are_asked_where_the_tags_lie() -> None:
 
 async def test_columns_that_no_stage_reads_are_checked_too() -> None:
     def mislay(fields: Any) -> None:
-        fields["token_versions"][0][1] = VERSION
+        fields["token_versions"] = [(VERSION, VERSION, VERSION)]
 
     with pytest.raises(FieldError, match="a_0_0: field 'token_versions' is 4 at position 1, where 'response_mask' is False"):
         await check_sample(await sampled(("a", 0, FRESH), damage=mislay), group_size=1, max_staleness=0)
