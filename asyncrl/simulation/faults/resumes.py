@@ -33,6 +33,8 @@ Hit = Callable[[FaultKind, str, list[FrameType]], None]
 _ERROR_FREE: frozenset[CodeType] = frozenset(
     function.__code__ for function in (asyncio.TaskGroup.__aexit__, asyncio.Semaphore.acquire, asyncio.Lock.acquire)
 )
+_HANG_FREE: frozenset[CodeType] = frozenset({asyncio.tasks._wait.__code__})  # type: ignore[attr-defined]
+"""`asyncio.wait` has its own deadline, which ends it whatever it waits for."""
 
 
 class ResumeFaults:
@@ -75,7 +77,7 @@ class ResumeFaults:
         else:
             self.left, kind = NEVER, self._at.kind
         frames = list(waiting_frames(probe.inner))
-        if kind is FaultKind.AWAIT_HANG and not probe.__name__.startswith(GUESTS):
+        if kind is FaultKind.AWAIT_HANG and (not probe.__name__.startswith(GUESTS) or frames[-1].f_code in _HANG_FREE):
             return None
         if kind is FaultKind.AWAIT_ERROR and frames[-1].f_code in _ERROR_FREE:
             return None
