@@ -64,9 +64,10 @@ class Edges:
 
 @asynccontextmanager
 async def open_controller(
-    run: TrainRun, edges: Edges, *, stop: Stop, total_steps: int, border: Border | None = None
+    run: TrainRun, edges: Edges, *, stop: Stop, total_steps: int, border: Border | None = None, max_staleness: int = 0
 ) -> AsyncIterator[Trainer]:
-    """The rooms between the edges, at `border`, whose weights the policy has; None: at the beginning.
+    """The rooms between the edges, at `border`, whose weights the policy has; None: at the beginning. `max_staleness`: versions
+    that a token may be behind the weights that train on it.
 
     Leaving ends the groups in flight. Raises StrayCancelError for a cancellation that nobody asked for.
     """
@@ -77,7 +78,7 @@ async def open_controller(
         if border is not None:
             await give_weights(border.step, edges.policy, rollout.engine, run, world)
             await queue.start_over(step=border.step, cursor=border.cursor)
-        admission = Admission(batch_size=run.data.train_batch_size, version=begin.step)
+        admission = Admission(batch_size=run.data.train_batch_size, max_staleness=max_staleness, version=begin.step)
         lineage = Lineage(
             world,
             groups_a_step=run.trainer.trace_groups,

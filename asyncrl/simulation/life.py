@@ -63,7 +63,7 @@ async def open_life(
             rollout=Rollout(engine=engines, scorer=scorer, template=template, tools=dict(tools)),
             queue=await stack.enter_async_context(_open_queue(machine, seams, run, oracles)),
             policy=policy,
-            stages=stages_of(run, policy, reference=None),
+            stages=stages_of(run, policy, reference=policy.log_probs if run.actor.use_kl_loss else None),
             rows=SimRows(scenario),
             val_rows=None,
             save=functools.partial(_save, machine, policy, world, seams),
@@ -71,7 +71,9 @@ async def open_life(
         )
         begin = checkpoint.border if checkpoint else None
         steps = scenario.trainer.total_training_steps
-        trainer = await stack.enter_async_context(open_controller(run, edges, stop=stop, total_steps=steps, border=begin))
+        staleness = scenario.sim.max_staleness
+        controller = open_controller(run, edges, stop=stop, total_steps=steps, border=begin, max_staleness=staleness)
+        trainer = await stack.enter_async_context(controller)
         watcher.begin(trainer, edges)
         if oracles is not None:
             oracles.begin_life(trainer, edges, world.loop, world)

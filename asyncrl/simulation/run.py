@@ -197,6 +197,7 @@ class _Life:
             run_seed=scenario.trainer.seed,
             log=outcome.log,
             call_s=scenario.sim.times.offload_s,
+            calls_s={"model": scenario.sim.training.stage_s},
             at_site=self.plan.site if run.has_sites else None,
         )
 

@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 
 class SimWorld:
-    """`loop`: its clock is the world's. `call_s`: seconds of every piece of blocking work, besides what it spends. `at_site`:
-    awaited where the controller may be held up."""
+    """`loop`: its clock is the world's. `call_s`: seconds of every piece of blocking work, besides what it spends; `calls_s`: more
+    of those, by pool. `at_site`: awaited where the controller may be held up."""
 
     def __init__(
         self,
@@ -32,15 +32,16 @@ class SimWorld:
         run_seed: int,
         log: EventLog,
         call_s: float = 0.0,
+        calls_s: Mapping[str, float] | None = None,
         pools: Mapping[str, int] | None = None,
         at_site: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._at_site = at_site
         self._loop = self.loop = loop
         self._run_seed = run_seed
-        self._call_s = call_s
         self._log = log
-        self._pools = {name: _Pool(size) for name, size in {**DEFAULT_POOLS, **(pools or {})}.items()}
+        sizes, more_s = {**DEFAULT_POOLS, **(pools or {})}, calls_s or {}
+        self._pools = {name: _Pool(size, call_s + more_s.get(name, 0.0)) for name, size in sizes.items()}
         self._spent = 0.0
 
     def now(self) -> float:
@@ -67,13 +68,12 @@ class SimWorld:
         self._spent += seconds
 
     async def offload(self, function: Callable[..., T], *args: object, pool: str = "files", timeout_s: float | None = None) -> T:
-        name = getattr(function, "__qualname__", repr(function))
         job = _Job(function, args, self._loop.create_future())
         threads = self._pools[pool]
         threads.queue.append(job)
         self._loop.call_soon(self._start, threads)
         try:
-            async with within(timeout_s, lambda: f"{name} in pool {pool!r} took longer than {timeout_s} s"):
+            async with within(timeout_s, lambda: f"{_name_of(function)} in pool {pool!r} took longer than {timeout_s} s"):
                 result: T = await job.future
         finally:
             if not job.is_done and job.has_begun:
@@ -88,11 +88,8 @@ class SimWorld:
                 continue
             pool.free -= 1
             job.has_begun = True
-            self._spent = self._call_s
-            try:
-                job.result = job.function(*job.args)
-            except BaseException as error:  # it is raised where somebody waits for it
-                job.error = error
+            self._spent = pool.call_s
+            job.run()
             if self._spent:
                 self._loop.call_later(self._spent, self._end, pool, job)
             else:
@@ -111,8 +108,11 @@ class SimWorld:
 
 
 class _Pool:
-    def __init__(self, size: int) -> None:
+    """`free`: threads; `call_s`: seconds of each call, besides what it spends."""
+
+    def __init__(self, size: int, call_s: float) -> None:
         self.free = size
+        self.call_s = call_s
         self.queue: deque[_Job] = deque()
         self.abandoned = 0
 
@@ -127,3 +127,18 @@ class _Job:
         self.result: Any = None
         self.error: BaseException | None = None
         self.has_begun = self.is_done = self.is_abandoned = False
+
+    def run(self) -> None:
+        """Every exception travels to the waiter."""
+        try:
+            self.result = self.function(*self.args)
+        except StopIteration as error:
+            # An asyncio future refuses this one class, and its waiter would never wake.
+            self.error = RuntimeError(f"{_name_of(self.function)} raised StopIteration")
+            self.error.__cause__ = error
+        except BaseException as error:  # it is raised where somebody waits for it
+            self.error = error
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    return getattr(function, "__qualname__", repr(function))
