@@ -277,8 +277,8 @@ def versions_of_the_dispatch() -> Iterator[None]:
 
     def rows_of(prompt: Any, session_id: int, outputs: Any, *, version: int) -> Rows:
         made = right(prompt, session_id, outputs, version=version)
-        for column in made.fields["token_versions"]:
-            column[column != NO_VERSION] = version + 1
+        columns = made.fields["token_versions"]
+        made.fields["token_versions"] = [[NO_VERSION if one == NO_VERSION else version + 1 for one in column] for column in columns]
         return made
 
     with replaced(runner, rows_of=rows_of):

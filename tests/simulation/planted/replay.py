@@ -6,6 +6,7 @@ from typing import Any
 
 from asyncrl.replay import Admission, ReplayBuffer, buffer
 from asyncrl.replay.signal import Signal
+from asyncrl.transfer_queue.watch import Watch
 from tests.simulation.planted.bug import bug, replaced
 
 # --- admission
@@ -93,12 +94,23 @@ def signal_wakes_one() -> Iterator[None]:
 # --- following
 
 
-@bug("a status follows whatever comes, in any order")
+@bug("a watch gives an older tag after a newer one, and a status follows whatever comes")
 def status_not_monotone() -> Iterator[None]:
+    right = Watch.__anext__
+
+    async def following(self: Any) -> Any:
+        older = self.__dict__.setdefault("older", [])
+        if len(older) == 2:
+            await asyncio.sleep(0)
+            newer = older.pop()
+            return {key: tag for key, tag in older.pop().items() if tag is not None and newer.get(key) is not None}
+        older.append(await right(self))
+        return older[-1]
+
     def follow(group: Any, seen: Any) -> None:
         group.status = seen
 
-    with replaced(buffer, follow=follow):
+    with replaced(Watch, __anext__=following), replaced(buffer, follow=follow):
         yield
 
 
