@@ -99,3 +99,10 @@ class SimTimer(asyncio.TimerHandle):
         self._scheduled = True
         self.task: SimTask[Any] | None = None
         self.owner: object = None
+
+    def cancel(self) -> None:
+        # Not the parent's, for the same reason.
+        if not self._cancelled:
+            self._loop._timer_handle_cancelled(self)
+            self._cancelled = True
+            self._callback = self._args = None  # type: ignore[assignment]  # as asyncio lets go of them

@@ -22,7 +22,7 @@ import heapq
 import sys
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextvars import Context
 from enum import StrEnum
 from itertools import count
@@ -218,15 +218,18 @@ class VirtualLoop(FencedLoop):
 
     def _run_once(self) -> None:
         """One turn: everything that is ready now, in the seed's order. What becomes ready meanwhile waits for the next turn."""
-        self._wake_timers()
+        ready, scheduled = self._ready, self._scheduled
+        if not ready or (scheduled and scheduled[0][0] <= self._now):
+            self._wake_timers()
         self.turns += 1
         if self.turns > self.max_turns:
             raise EndlessError(f"{self.turns} turns of the loop and no end, at {self._now:.6f} s\n{self._describe()}")
-        batch = list(self._ready)
-        self._ready.clear()
-        if len(batch) > 1 and self._order is not Order.STRICT:
-            batch = self._shuffled(batch)
-        self._run(batch)
+        if len(ready) == 1:  # most turns
+            self._run((ready.popleft(),))
+        else:
+            batch = list(ready)
+            ready.clear()
+            self._run(batch if self._order is Order.STRICT else self._shuffled(batch))
         if self.after_turn is not None:
             self.after_turn()
         if self._failed:
@@ -240,7 +243,7 @@ class VirtualLoop(FencedLoop):
     def _wake_timers(self) -> None:
         """Timers whose time has come are ready; when nothing else is, the time of the next has come."""
         scheduled, ready = self._scheduled, self._ready
-        while scheduled and scheduled[0][2].cancelled():
+        while scheduled and scheduled[0][2]._cancelled:
             heapq.heappop(scheduled)
             self._num_swept -= 1
         if not ready and not self._stopping:
@@ -250,12 +253,12 @@ class VirtualLoop(FencedLoop):
         while scheduled and scheduled[0][0] <= self._now:
             timer = heapq.heappop(scheduled)[2]
             timer._scheduled = False
-            if timer.cancelled():
+            if timer._cancelled:
                 self._num_swept -= 1
             else:
                 ready.append(timer)
 
-    def _run(self, batch: list[Step]) -> None:
+    def _run(self, batch: Sequence[Step]) -> None:
         told, ended = self.before_step, self.ended
         for handle in batch:
             if handle._cancelled:
