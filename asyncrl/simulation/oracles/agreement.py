@@ -5,7 +5,7 @@ end, when the journal must give the same back.
 from collections import Counter
 from collections.abc import Iterable
 
-from asyncrl.journal.entries import Saved
+from asyncrl.journal.entries import PutColumn, Saved
 from asyncrl.keys import TRAIN
 from asyncrl.simulation.edges.journal import JournalDisk
 from asyncrl.simulation.oracles.ground import Ground
@@ -86,7 +86,7 @@ class Agreement(Oracle):
         if ground.state.ledger.counters != Counter(shadow.counters):
             self.fail(f"the ledger counts {dict(ground.state.ledger.counters)}; its entries say {shadow.counters}")
         if ground.run.store.journal and not ground.has_journal_failed:
-            self._check_recovery(State(kept(ground.machine.journal), is_journaled=True))
+            self._check_recovery(State(kept(ground.machine.journal, has_values=bool(shadow.keys)), is_journaled=True))
 
     def _check_values(self, state: State, who: str) -> None:
         expected = self.ground.shadow.keys
@@ -120,11 +120,11 @@ class Agreement(Oracle):
             self.fail(f"the journal gives back {back}; written were {sorted(shadow.records)} and {shadow.counters}")
 
 
-def kept(disk: JournalDisk) -> Saved:
-    """What a journal of this disk would load."""
+def kept(disk: JournalDisk, *, has_values: bool) -> Saved:
+    """What a journal of this disk would load. `has_values` False: without columns, for a store that has no row left."""
     saved = disk.saved.copy()
     for entry in disk.entries:
-        saved.apply(entry)
+        saved.apply(entry if has_values else [op for op in entry if type(op) is not PutColumn])
     for record in saved.records.values():
         for row_id in record.row_ids if record.is_retired else ():
             saved.rows.pop(row_id, None)

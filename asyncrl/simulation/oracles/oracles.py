@@ -6,6 +6,7 @@ What happens in a turn is noted and looked at when the turn is over: a Violation
 catch. A turn in which nothing of interest happened costs a few comparisons.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +148,7 @@ class Oracles:
         self._tell_tasks("ended", loop.ended)
         for hear in self._hearing["turn"]:
             hear()
-        self._due = min(due() for due in self._hearing["due"])
+        self._due = min((due() for due in self._hearing["due"]), default=math.inf)
 
     def _tell_tasks(self, what: str, tasks: list[SimTask[Any]] | None) -> None:
         if not tasks:

@@ -27,6 +27,11 @@ class Status(Oracle):
             if put.row.is_prompt:
                 self._check_move(put)
                 self._known.setdefault(put.row.entry.uid, "pending")
+        for row in changes.removed:
+            self._known.pop(row.entry.uid, None)
+        for _, record in changes.records:
+            for uid in record.uids if record.is_retired else ():
+                self._known.pop(uid, None)
 
     def _check_move(self, put: RowPut) -> None:
         uid, after = put.row.entry.uid, put.row.status
@@ -56,14 +61,12 @@ class Status(Oracle):
         """What replay has made of the tags."""
         if not self._known:
             return
-        groups, shadow = self.ground.replay._groups, self.ground.shadow
+        groups, known = self.ground.replay._groups, self._known
         for uid in self._some():
-            prompt, group = shadow.prompt(uid), groups.get(uid)
-            if prompt is None:
-                del self._known[uid]
-            elif group is not None and (group.status is not self._known[uid] or prompt.status != group.status):
-                self._check_seen(uid, self._known[uid], group.status, prompt.status)
-                self._known[uid] = group.status
+            group = groups.get(uid)
+            if group is not None and group.status is not known[uid]:
+                self._check_seen(uid, known[uid], group.status)
+                known[uid] = group.status
 
     def _some(self) -> list[str]:
         """All groups, or where they are many some of them, each in its turn."""
@@ -74,7 +77,9 @@ class Status(Oracle):
             self._known[uid] = self._known.pop(uid)
         return chosen
 
-    def _check_seen(self, uid: str, before: str, seen: str, written: str) -> None:
+    def _check_seen(self, uid: str, before: str, seen: str) -> None:
+        prompt = self.ground.shadow.prompt(uid)
+        written = seen if prompt is None else prompt.status
         if RANK[seen] < RANK[before]:
             self.fail(f"replay saw group {uid!r} as '{before}', and then as '{seen}'")
         if RANK[seen] > RANK[written] or (RANK[seen] == RANK[written] and seen != written):

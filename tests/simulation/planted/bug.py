@@ -13,8 +13,7 @@ Plant = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """`what`: in one line. `seed`: the first that catches it. `provoke`: trouble at the edges that it needs, which the product
-    without the bug must survive."""
+    """`what`: in one line. `provoke`: trouble at the edges that it needs, which the product without the bug must survive."""
 
     name: str
     what: str

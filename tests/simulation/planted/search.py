@@ -7,6 +7,7 @@ prints a table, and ends with exit code 1 when a bug was not caught, or when a s
 
 import argparse
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ def run(seed: int, *plants: Plant | None) -> Catch | None:
     return Catch(seed=seed, by=by, text=str(failure).partition("\n")[0])
 
 
-def first_catch(bug: Bug, seeds: range) -> Catch | None:
+def first_catch(bug: Bug, seeds: Iterable[int]) -> Catch | None:
     return next((catch for seed in seeds if (catch := run(seed, bug.provoke, bug.plant)) is not None), None)
 
 

@@ -1,0 +1,53 @@
+"""Every planted bug is caught, and the product without them passes the same seeds: the oracles can fail, and fail for a reason.
+
+The whole search, up to 500 seeds a bug, with its table: `python -m tests.simulation.planted.search`.
+"""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulation.planted import search
+from tests.simulation.planted.bug import BUGS
+
+SEEDS = {
+    "cancelled_group_stays_running": 3,
+    "last_session_may_be_lost": 12,
+    "tool_without_deadline": 3,
+    "session_without_deadline": 16,
+    "guest_forgotten": 3,
+    "dropped_but_not_cleared": 1,
+    "late_write_accepted": 3,
+    "wake_up_lost": 20,
+}
+"""The first seed that catches each, where it is not 0."""
+NEAR = 40
+"""A change of the simulator moves its faults to other seeds: a bug that is not caught at its own is looked for in so many more."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.WARNING)  # thousands of groups fail here, as they should
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    own = SEEDS.get(name, 0)
+    catch = search.first_catch(BUGS[name], [own, *range(NEAR)])
+    assert catch is not None, f"{BUGS[name].what}: not caught by seed {own}, nor by {NEAR} others"
+
+
+def test_the_product_passes_the_same_seeds() -> None:
+    provoked = {bug.provoke for bug in BUGS.values()}
+    found = [search.run(seed, provoke) for provoke in provoked for seed in {0, *SEEDS.values()}]
+    assert [catch for catch in found if catch is not None] == []
+
+
+def test_the_table_names_bug_seed_and_oracle() -> None:
+    catch = search.Catch(seed=7, by="I4", text="I4: key 'a_0_0' was written")
+    text = search.table({"duplicate_write": catch, "turns_stay": None})
+    assert "duplicate_write     7  I4" in text
+    assert text.endswith("1 of 2 planted bugs caught")
