@@ -13,8 +13,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from asyncrl.config.simulation import Scenario
 from asyncrl.ports import Decode, GenerateRequest, Generation, RolloutEngine, SamplingParams, WeightSnapshot
 from asyncrl.rollout.torch_engine import TorchEngine
+from asyncrl.simulation.edges.engine import SimEngines
+from asyncrl.simulation.edges.template import VOCABULARY
+from asyncrl.simulation.seams import Seams
+from asyncrl.world import RealWorld
 
 VOCAB = 150
 # Weights so large that a version leaves its mark on every log-prob.
@@ -38,6 +43,8 @@ class EngineKit(Protocol):
     """An engine under test, and an independent computation of what it should have sampled from."""
 
     vocab_size: int
+    has_model: bool
+    """Log-probs are those of a model, and `log_probs` and `kill` are there."""
 
     def make(
         self, *, max_num_seqs: int = 8, context_len: int = 128, version: int = 0, decode: Decode | None = spell
@@ -60,6 +67,7 @@ class TorchKit:
     """The embedded engine over one of the tiny models."""
 
     vocab_size = VOCAB
+    has_model = True
 
     def __init__(self, build: MakeLM, *, deterministic: bool = False) -> None:
         self._build = build
@@ -94,6 +102,34 @@ class TorchKit:
         engine._commands.put(die)
 
 
+class SimulatedKit:
+    """The simulated engines, on the real clock: what they say goes on until something ends it."""
+
+    vocab_size = VOCABULARY
+    has_model = False
+
+    def make(
+        self, *, max_num_seqs: int = 8, context_len: int = 128, version: int = 0, decode: Decode | None = spell
+    ) -> RolloutEngine:
+        times = {"decode_step_s": 2e-4, "decode_row_s": 0.0, "prefill_call_s": 0.0, "prefill_token_s": 0.0}
+        tree = {
+            "data": {"max_prompt_length": 1, "max_response_length": 1},
+            "rollout": {"max_num_seqs": max_num_seqs, "max_model_len": context_len},
+            "trainer": {"total_training_steps": 1},
+            "sim": {"sessions": {"turn_len": 500_000}, "engine": times, "training": {"publish_s": 1e-3}},
+        }
+        return SimEngines(Scenario.model_validate(tree), RealWorld(), Seams(), version=version)
+
+    def snapshot(self, version: int) -> WeightSnapshot:
+        return Snapshot(tensors={})
+
+    def log_probs(self, version: int, ids: Sequence[int], temperature: float) -> torch.Tensor:
+        raise NotImplementedError
+
+    def kill(self, engine: RolloutEngine) -> None:
+        raise NotImplementedError
+
+
 KITS: dict[str, Callable[[MakeLM], EngineKit]] = {
     "torch-qwen2": lambda tiny_model: TorchKit(partial(tiny_model, "qwen2")),
     "torch-qwen3": lambda tiny_model: TorchKit(partial(tiny_model, "qwen3")),
@@ -102,9 +138,15 @@ KITS: dict[str, Callable[[MakeLM], EngineKit]] = {
 }
 
 
-@pytest.fixture(params=KITS)
+@pytest.fixture(params=[*KITS, "simulated"])
 def kit(request: pytest.FixtureRequest, tiny_model: MakeLM) -> EngineKit:
     """Each engine in turn."""
+    return SimulatedKit() if request.param == "simulated" else KITS[request.param](tiny_model)
+
+
+@pytest.fixture(params=KITS)
+def model_kit(request: pytest.FixtureRequest, tiny_model: MakeLM) -> EngineKit:
+    """Each engine with a model."""
     return KITS[request.param](tiny_model)
 
 

@@ -1,4 +1,4 @@
-"""What every rollout engine keeps. Each test runs once an engine kit (see conftest)."""
+"""What every rollout engine keeps. Each test runs once an engine kit (see conftest); `model_kit`: those with a model."""
 
 import asyncio
 import random
@@ -32,7 +32,10 @@ def check_accounts(generation: Generation) -> None:
 
 
 def worst_difference(kit: Kit, request: GenerateRequest, generation: Generation) -> float:
-    """Largest distance between the engine's log-probs and those of plain forwards with the weights of each token's version."""
+    """Largest distance between the engine's log-probs and those of plain forwards with the weights of each token's version; of an
+    engine without a model, nothing."""
+    if not kit.has_model:
+        return 0.0
     ids = [*request.prompt_ids, *generation.token_ids]
     start = len(request.prompt_ids) - 1
     by_version = {
@@ -61,38 +64,40 @@ async def test_every_token_is_accounted_for(kit: Kit, request_of: MakeRequest, g
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 async def test_log_probs_agree_with_a_plain_forward(
-    kit: Kit, request_of: MakeRequest, generate_all: GenerateAll, temperature: float
+    model_kit: Kit, request_of: MakeRequest, generate_all: GenerateAll, temperature: float
 ) -> None:
     requests = [
         request_of(prompt, seed=index, max_tokens=20 + index, temperature=temperature)
-        for index, prompt in enumerate(random_prompts(kit, 16, longest=40))
+        for index, prompt in enumerate(random_prompts(model_kit, 16, longest=40))
     ]
-    async with kit.make(max_num_seqs=5) as engine:
+    async with model_kit.make(max_num_seqs=5) as engine:
         generations = await generate_all(engine, requests)
-    assert max(map(worst_difference, [kit] * 16, requests, generations)) <= 1e-4
+    assert max(map(worst_difference, [model_kit] * 16, requests, generations)) <= 1e-4
 
 
-async def test_temperature_zero_takes_the_likeliest_token(kit: Kit, request_of: MakeRequest) -> None:
+async def test_temperature_zero_takes_the_likeliest_token(model_kit: Kit, request_of: MakeRequest) -> None:
     request = request_of([5, 6, 7], max_tokens=25, temperature=0.0, top_k=2, top_p=0.5)
-    async with kit.make() as engine:
+    async with model_kit.make() as engine:
         generation = await engine.generate(request)
     ids = [5, 6, 7, *generation.token_ids]
-    expected = kit.log_probs(0, ids, 1.0)[2:]
+    expected = model_kit.log_probs(0, ids, 1.0)[2:]
     assert expected.argmax(-1).tolist() == generation.token_ids
     assert expected.amax(-1).tolist() == pytest.approx(generation.log_probs, abs=1e-4)
 
 
-async def test_filters_keep_log_probs_finite_and_renormalised(kit: Kit, request_of: MakeRequest, generate_all: GenerateAll) -> None:
+async def test_filters_keep_log_probs_finite_and_renormalised(
+    model_kit: Kit, request_of: MakeRequest, generate_all: GenerateAll
+) -> None:
     requests = [
         request_of(prompt, seed=index, max_tokens=30, top_k=top_k, top_p=top_p, temperature=1.2)
-        for prompt in random_prompts(kit, 4)
+        for prompt in random_prompts(model_kit, 4)
         for index, (top_k, top_p) in enumerate([(5, 1.0), (0, 0.6), (20, 0.8), (1, 1.0), (0, 1e-6), (0, 1.0)])
     ]
-    async with kit.make() as engine:
+    async with model_kit.make() as engine:
         generations = await generate_all(engine, requests)
     for request, generation in zip(requests, generations, strict=True):
         check_accounts(generation)
-        check_filtered(kit, request, generation)
+        check_filtered(model_kit, request, generation)
 
 
 def check_filtered(kit: Kit, request: GenerateRequest, generation: Generation) -> None:
@@ -127,11 +132,11 @@ async def test_stop_token_ends_the_answer_and_belongs_to_it(kit: Kit, request_of
     check_accounts(generation)
 
 
-async def test_stop_string_ends_with_the_token_that_completes_it(kit: Kit, request_of: MakeRequest) -> None:
+async def test_stop_string_ends_with_the_token_that_completes_it(model_kit: Kit, request_of: MakeRequest) -> None:
     def spell(ids: list[int]) -> str:
         return "".join(chr(0x4E00 + token) for token in ids)
 
-    async with kit.make(decode=spell) as engine:
+    async with model_kit.make(decode=spell) as engine:
         whole = (await engine.generate(request_of(seed=2, max_tokens=30))).token_ids
         stops = (spell(whole[10:13]), "never")
         generation = await engine.generate(request_of(seed=2, max_tokens=30, stop_strings=stops))
@@ -238,14 +243,14 @@ async def test_publish_under_load_never_mixes_versions(kit: Kit, request_of: Mak
         assert worst_difference(kit, request, generation) <= 1e-4
 
 
-async def test_new_requests_sample_from_the_published_weights(kit: Kit, request_of: MakeRequest) -> None:
+async def test_new_requests_sample_from_the_published_weights(model_kit: Kit, request_of: MakeRequest) -> None:
     request = request_of(max_tokens=12)
-    async with kit.make(version=0) as engine:
+    async with model_kit.make(version=0) as engine:
         before = await engine.generate(request)
-        await engine.publish(7, kit.snapshot(7))
+        await engine.publish(7, model_kit.snapshot(7))
         after = await engine.generate(request)
     assert (set(before.token_versions()), set(after.token_versions())) == ({0}, {7})
-    assert worst_difference(kit, request, after) <= 1e-4
+    assert worst_difference(model_kit, request, after) <= 1e-4
     assert before.token_ids != after.token_ids
 
 
@@ -262,15 +267,15 @@ async def test_paused_engine_samples_nothing(kit: Kit, request_of: MakeRequest) 
         assert len((await task).token_ids) == 400
 
 
-async def test_death_reaches_everyone(kit: Kit, request_of: MakeRequest) -> None:
-    async with kit.make(max_num_seqs=2, context_len=512) as engine:
+async def test_death_reaches_everyone(model_kit: Kit, request_of: MakeRequest) -> None:
+    async with model_kit.make(max_num_seqs=2, context_len=512) as engine:
         tasks = [asyncio.create_task(engine.generate(request_of(seed=seed, max_tokens=500))) for seed in range(4)]
         await asyncio.sleep(0)
-        kit.kill(engine)
+        model_kit.kill(engine)
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(result, EngineError)
             assert "out of luck" in str(result)
-        for call in (engine.generate(request_of()), engine.publish(1, kit.snapshot(1)), engine.pause(), engine.resume()):
+        for call in (engine.generate(request_of()), engine.publish(1, model_kit.snapshot(1)), engine.pause(), engine.resume()):
             with pytest.raises(EngineError, match="out of luck"):
                 await call
 

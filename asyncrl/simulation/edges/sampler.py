@@ -54,8 +54,8 @@ class Sampler:
         end = self._end(request.request_id, seed)
         num_tokens = draw_count(self._sessions.turn_len, unit(seed, 5))
         num_ids = max(len(end) + 1, -(-num_tokens // self._tokens_per_id))
-        num_words = min(num_ids - len(end), budget)
-        first = WORDS + seed % (NUM_WORDS - num_words)
+        num_words = min(num_ids - len(end), budget, NUM_WORDS)
+        first = WORDS + seed % NUM_WORDS
         ids = [*range(first, first + num_words), *end][:budget]
         reason = StopReason.LENGTH if num_ids > budget else StopReason.STOP
         return ids, max(num_tokens, (num_ids - 1) * self._tokens_per_id + 1), reason

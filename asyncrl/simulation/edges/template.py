@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from asyncrl.ports import Messages
 
 END, GENERATE, ANSWER, RESPONSE_TAG, CLOSE_TAG, CLOSE_JSON, CALL, DIGITS, WORDS = 0, 1, 2, 3, 4, 5, 16, 1000, 4096
-NUM_DIGITS, NUM_WORDS = 1000, 1 << 20
+NUM_DIGITS, NUM_WORDS = 1000, 1 << 18
 VOCABULARY = WORDS + 2 * NUM_WORDS
-"""Ids are below it: words begin below `NUM_WORDS` and may run on."""
+"""Ids are below it: a turn has at most `NUM_WORDS` words, from any of as many."""
 
 
 class SimTemplate:
