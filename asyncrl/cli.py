@@ -1,4 +1,4 @@
-"""The command line: asyncrl train | sft | eval | trace | inspect | fields.
+"""The command line: asyncrl train | sft | eval | simulate | trace | inspect | fields.
 
 Everything that can be wrong with the user's input is checked before torch is imported, and answered in one line
 `error: ...` on stderr with exit code 2. A run that fails later ends with one such line and exit code 3.
@@ -17,7 +17,8 @@ import typer
 
 from asyncrl import __version__
 from asyncrl.config import SFTRun, TrainRun, load_run, to_toml
-from asyncrl.errors import AsyncRLError
+from asyncrl.config.simulation import Scenario
+from asyncrl.errors import AsyncRLError, ConfigError
 from asyncrl.event_loop import run_loop
 from asyncrl.journal.summary import render, summarize
 from asyncrl.observe.trace_command import TraceFormat, render_trace, write_output
@@ -129,6 +130,70 @@ def evaluate(
     from asyncrl.assembly import run_evaluation
 
     print(json.dumps(run_loop(run_evaluation(run, rows))))
+
+
+@app.command()
+def simulate(
+    scenarios: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCENARIO.toml... [section.key=value ...]",
+            help="Scenarios, such as configs/sim/tools.toml, and values that replace those of the files.",
+            show_default=False,
+        ),
+    ],
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The seed of one run.")] = 0,
+    seeds: Annotated[
+        str, typer.Option(metavar="A..B", help="Hunt: run all of these seeds until one shows a violation.", show_default=False)
+    ] = "",
+    faults: Annotated[str, typer.Option(metavar="KINDS", help="all, none, or kinds of faults with commas.")] = "none",
+    order: Annotated[str, typer.Option(metavar="strict|tasks|all", help="What the seed may reorder.")] = "tasks",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes of a hunt. Default: one a core.", show_default=False)] = None,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Hunt on after a violation.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Several scenarios side by side.")] = False,
+    sweep: Annotated[
+        str,
+        typer.Option(metavar="KEY=A..B", help="One key over values: a..b, a..b+step, a..b*factor, or a,b,c.", show_default=False),
+    ] = "",
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write pictures, a Perfetto trace and JSON here.", show_default=False)
+    ] = None,
+    events: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every event of the run here.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run the whole controller under virtual time on models of its edges: to size a cluster, or to hunt for faults."""
+    files = [Path(text) for text in scenarios if text.endswith(".toml") and "=" not in text]
+    strange = [text for text in scenarios if "=" not in text and not text.endswith(".toml")]
+    if strange or not files:
+        raise ConfigError(
+            f"{strange[0] if strange else 'simulate'}: give scenarios that end in .toml, and values as section.key=value"
+        )
+    if order not in ("strict", "tasks", "all"):
+        raise ConfigError(f"--order {order!r}: strict, tasks or all")
+    for file in files:
+        load_run(Scenario, file, [text for text in scenarios if "=" in text] if not sweep else [])
+    from asyncrl.simulation.command import SimulateOptions, run_command
+    from asyncrl.simulation.loop import Order
+
+    options = SimulateOptions(
+        files=tuple(files),
+        overrides=tuple(text for text in scenarios if "=" in text),
+        seed=seed,
+        seeds=seeds,
+        faults=faults,
+        order=Order(order),
+        jobs=jobs,
+        keep_going=keep_going,
+        compare=compare,
+        sweep=sweep,
+        output=output,
+        events=events,
+        as_json=as_json,
+        width=_terminal_width(),
+    )
+    raise typer.Exit(run_command(options))
 
 
 @app.command()

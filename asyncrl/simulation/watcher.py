@@ -12,7 +12,8 @@ from asyncrl.wiring import Edges
 
 
 class Watcher:
-    """`steps`: the numbers of each step, as metrics.jsonl would have them; `records`: traced groups; `said`: lines for a person."""
+    """`steps`: the numbers of each step, as metrics.jsonl would have them, with the second of its end; `records`: traced groups;
+    `said`: lines for a person."""
 
     is_live = False
     folder = Path("simulated")
@@ -31,7 +32,8 @@ class Watcher:
     # --- what sight tells
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.steps.append({"step": float(step), **metrics})
+        now_s = 0.0 if self.trainer is None else self.trainer.world.now()
+        self.steps.append({"step": float(step), "simulated_s": now_s, **metrics})
 
     def append(self, record: Record) -> None:
         self.records.append(record)
