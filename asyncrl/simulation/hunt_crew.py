@@ -64,18 +64,21 @@ class Crew:
 
     def _in_order(self, tasks: Iterator[RunTask]) -> Generator[RunReport, None, None]:
         begun = due = 0
+        has_more = True
         found: dict[int, RunReport] = {}
         try:
-            while True:
-                while begun - due < AHEAD and (worker := self._idle()) is not None and (task := next(tasks, None)) is not None:
-                    worker.give(begun, task)
-                    begun += 1
-                if due == begun:
-                    return
+            while has_more or due < begun:
+                while has_more and begun - due < AHEAD and (worker := self._idle()) is not None:
+                    task = next(tasks, None)
+                    if task is None:
+                        has_more = False
+                    else:
+                        worker.give(begun, task)
+                        begun += 1
                 if due in found:
                     yield found.pop(due)
                     due += 1
-                else:
+                elif due < begun or has_more:
                     found.update(self._await_some())
         finally:
             for worker in self._workers:

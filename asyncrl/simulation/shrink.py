@@ -17,9 +17,9 @@ from asyncrl.simulation.hunt_crew import Crew
 from asyncrl.simulation.hunt_runs import Finding, RunTask
 from asyncrl.simulation.shrink_steps import Changes, fewer_faults, smaller_values, tree_of, with_changes, written
 
-MAX_RUNS = 1500
+MAX_RUNS = 1000
 """Runs that a shrinking may take: the later ones are the small ones."""
-NUM_SEEDS = 16
+NUM_SEEDS = 8
 """Other seeds that a smaller scenario is tried with: it has fewer moments at which the same thing can happen."""
 
 
@@ -63,6 +63,7 @@ class _Search:
         self._crew = crew
         self._left = max_runs
         self._num_seeds = num_seeds
+        self._tried: set[str] = set()
         self.best = Shrunk(task=task, finding=finding, changes={}, num_runs=0)
 
     def run(self) -> None:
@@ -89,7 +90,11 @@ class _Search:
             return None
 
     def _try(self, task: RunTask, changes: Changes) -> bool:
-        """Keep this smaller one if it fails in the same way."""
+        """Keep this smaller one if it fails in the same way. One that did not is not tried again."""
+        name = f"{sorted(task.faults)} {task.scenario.model_dump_json()}"
+        if name in self._tried:
+            return False
+        self._tried.add(name)
         seeds = [task.seed, *(seed for seed in range(self._num_seeds) if seed != task.seed)][: self._left]
         with closing(self._crew.reports(replace(task, seed=seed) for seed in seeds)) as reports:
             for report in reports:

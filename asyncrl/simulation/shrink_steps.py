@@ -68,8 +68,11 @@ def smaller_values(now: Callable[[], Scenario]) -> Iterator[Changes]:
         yield {key: max(least, value_at(now(), key) - 1)}
     for keys, least in ((LENGTHS, 1), (TIMES, 0)):
         for key in keys:
-            for number in (least, 2 * least, round(_middle(value_at(now(), key)), 6)):
-                yield {key: number}
+            middle = _middle(value_at(now(), key))
+            for number in (least, 2 * least, round(middle, 6)):
+                is_constant = value_at(now(), key).kind == "constant"
+                if number < _middle(value_at(now(), key)) or (number == middle and not is_constant):
+                    yield {key: number}
     for key in SECONDS:
         yield {key: 0.0}
     yield {"trainer.save_freq": -1}
