@@ -17,6 +17,7 @@ the version that trained the last batch is published. Invariants:
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 
 from asyncrl.errors import AdmissionError
 from asyncrl.replay.signal import Signal
@@ -38,6 +39,7 @@ class Admission:
         self._last_step = version * updates
         self._alive: dict[str, None] = {}
         self._records: dict[int, tuple[str, ...]] = {}
+        self._recorded: set[str] = set()  # of all these steps
         self._restored: set[int] = set()
         self._num_admitted = 0
         self._num_trained = 0
@@ -52,6 +54,10 @@ class Admission:
         """uids in admission order, neither recorded nor dropped."""
         return tuple(self._alive)
 
+    def first_alive(self, number: int) -> tuple[str, ...]:
+        """The first `number` of `alive`, or all."""
+        return tuple(islice(self._alive, number))
+
     @property
     def num_alive(self) -> int:
         return len(self._alive)
@@ -59,7 +65,7 @@ class Admission:
     @property
     def num_recorded(self) -> int:
         """Groups of the steps recorded since the published version."""
-        return sum(map(len, self._records.values()))
+        return len(self._recorded)
 
     @property
     def version(self) -> int:
@@ -110,7 +116,7 @@ class Admission:
 
     def admit(self, uid: str) -> None:
         """Raises AdmissionError when there is no place, or when the group is already open."""
-        if uid in self._alive or any(uid in uids for uids in self._records.values()):
+        if uid in self._alive or uid in self._recorded:
             raise AdmissionError(f"group {uid!r} is already admitted")
         if not self.has_place:
             raise AdmissionError(
@@ -142,6 +148,7 @@ class Admission:
         for uid in chosen:
             del self._alive[uid]
         self._records[step] = chosen
+        self._recorded.update(chosen)
         self._last_step = step
         self.changed.notify()
 
@@ -174,7 +181,9 @@ class Admission:
                 f"with {self._updates} step(s) a version"
             )
         for step in [step for step in self._records if step <= version * self._updates]:
-            self._num_trained += len(self._records.pop(step))
+            trained = self._records.pop(step)
+            self._recorded.difference_update(trained)
+            self._num_trained += len(trained)
         self._version = version
         self.changed.notify()
 

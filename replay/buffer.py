@@ -219,15 +219,20 @@ class ReplayBuffer:
             )
 
     async def _wait_for_groups(self, batch_size: int) -> tuple[str, ...]:
-        """Returns without an await after the check, so the groups are still those when the store records them."""
+        """Returns without an await after the check, so the groups are still those when the store records them.
+
+        A change of any group wakes it up: while the first one that it waits for is what it was, nothing else is looked at.
+        """
+        waited_for: str | None = None
         while True:
             self._raise_if_broken()
-            head = self._admission.alive[:batch_size]
-            is_settled = all(self._is_finished(uid) for uid in head)
-            if is_settled and len(head) == batch_size:
-                return head
-            if is_settled and self._is_feed_closed:
-                await self._drop_rest(head, batch_size)
+            if waited_for is None or self._is_finished(waited_for) or not self._admission.is_alive(waited_for):
+                head = self._admission.first_alive(batch_size)
+                waited_for = next((uid for uid in head if not self._is_finished(uid)), None)
+                if waited_for is None and len(head) == batch_size:
+                    return head
+                if waited_for is None and self._is_feed_closed:
+                    await self._drop_rest(head, batch_size)
             await self._admission.changed.wait()
 
     async def _drop_rest(self, uids: tuple[str, ...], batch_size: int) -> None:
@@ -251,7 +256,7 @@ class ReplayBuffer:
 
     def _waiting_text(self, step: int, batch_size: int, started: float) -> str:
         waited_s = self._world.now() - started
-        head = self._admission.alive[:batch_size]
+        head = self._admission.first_alive(batch_size)
         waiting = [uid for uid in head if not self._is_finished(uid)]
         text = f"step {step} waited {waited_s:.1f} s (replay.sample_timeout_s) for {len(waiting)} of its {batch_size} groups"
         if waiting:

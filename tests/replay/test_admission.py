@@ -48,6 +48,24 @@ def test_the_bound_counts_versions_of_several_steps() -> None:
     assert not admission.has_place
 
 
+def test_the_first_alive_are_a_part_of_them_in_order() -> None:
+    admission = filled(4, batch_size=4)
+    admission.drop("u1", "failure")
+    assert admission.first_alive(2) == ("u0", "u2")
+    assert admission.first_alive(9) == admission.alive == ("u0", "u2", "u3")
+
+
+def test_a_recorded_group_is_open_until_its_step_is_published() -> None:
+    admission = filled(2, max_staleness=1)
+    admission.record(1, ["u0", "u1"])
+    assert admission.num_recorded == 2
+    with pytest.raises(AdmissionError, match="'u1' is already admitted"):
+        admission.admit("u1")
+    admission.publish(1)
+    assert admission.num_recorded == 0
+    admission.admit("u1")
+
+
 def test_admitting_without_a_place_says_how_many_there_are() -> None:
     with pytest.raises(AdmissionError, match=r"no place for group 'u2': 2 alive and 0 recorded since version 0, 2 allowed"):
         filled(2).admit("u2")

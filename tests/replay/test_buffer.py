@@ -18,7 +18,7 @@ from asyncrl.errors import (
     TransitionError,
 )
 from asyncrl.journal.model import MemoryJournal
-from asyncrl.keys import GroupLease, StepLease
+from asyncrl.keys import GroupLease, SessionLease, StepLease
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.world import RealWorld
@@ -62,6 +62,41 @@ async def test_a_slow_head_holds_a_batch_back(start_rig: StartRig, settled: Sett
         assert not sampling.done()
         await rig.finish("slow")
         assert (await sampling).uids == ("slow", "slow")
+
+
+async def test_a_sample_that_waits_looks_at_the_group_that_it_waits_for_and_at_no_other(settled: Settled) -> None:
+    """Else a batch of 6,250 groups costs a look at all of them for each of the 100,000 changes that are none of its business."""
+
+    class Counting(Admission):
+        num_looks = 0
+
+        def first_alive(self, number: int) -> tuple[str, ...]:
+            self.num_looks += 1
+            return super().first_alive(number)
+
+    queue, admission = TransferQueue(), Counting(batch_size=30)
+    replay = ReplayBuffer(queue, admission, group_size=1, config=ReplayConfig(), world=RealWorld())
+    following = asyncio.create_task(replay.run())
+    uids = [f"u{number:02}" for number in range(30)]
+    for uid in uids:
+        admission.admit(uid)
+    sampling = asyncio.create_task(replay.sample(1, 30))
+    for uid in reversed(uids):
+        await settled()
+        lease = GroupLease(uid=uid)
+        await queue.open_lease(lease)
+        await queue.kv_put(uid, partition_id="train", lease=lease, tag={"status": "running", "is_prompt": True})
+        session = SessionLease(uid=uid, session_id=0)
+        await queue.open_lease(session)
+        await queue.kv_put(f"{uid}_0_0", partition_id="train", lease=session, fields={"responses": [1]}, tag={"response_len": 1})
+        await queue.kv_put(uid, partition_id="train", lease=lease, tag={"status": "finished"})
+        await queue.close_lease(session)
+        await queue.close_lease(lease)
+    batch = await sampling
+    assert [key.partition("_")[0] for key in batch.keys] == uids
+    assert admission.num_looks == 2, "once to find whom it waits for, once when that one has finished"
+    following.cancel()
+    await asyncio.wait([following])
 
 
 async def test_a_snapshot_taken_late_serves_as_well(start_rig: StartRig) -> None:
