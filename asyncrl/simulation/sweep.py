@@ -62,11 +62,12 @@ def side_by_side(names: Sequence[str], reports: Sequence[Report], *, ratios: boo
     table = Table("", box=None, pad_edge=False, header_style="")
     for name in names:
         table.add_column(name, justify="right")
-    first = reports[0].figures
-    for figure, base in first.items():
-        cells = [f"{report.figures[figure]:.4g}" for report in reports]
-        if ratios and base:
-            cells[1:] = [f"{cell} ({report.figures[figure] / base:.2f}x)" for cell, report in zip(cells, reports, strict=True)][1:]
+    first = reports[0]
+    for figure, base in first.figures.items():
+        cells = ["failed" if report.failure else f"{report.figures[figure]:.4g}" for report in reports]
+        if ratios and base and not first.failure:
+            others = zip(cells[1:], reports[1:], strict=True)
+            cells[1:] = [cell if report.failure else f"{cell} ({report.figures[figure] / base:.2f}x)" for cell, report in others]
         table.add_row(figure, *cells)
     return as_text([table], width)
 
