@@ -1,49 +1,122 @@
 """A journal in memory that keeps what the one on disk would keep: for tests, generated pages, and the simulator.
 
-An entry is acknowledged at the next turn of the loop. `crash` is the end of the process, `lose_power` that of the machine, which
-takes everything after the last synced entry along; the journal that they return is what the next process opens.
+TransferQueue -> append -> [MemoryJournal] -> acknowledged, synced -> [JournalDisk] -> the next process
+
+What is kept is a log: a crash leaves a first part of it, with all that was acknowledged, or, when the power goes, all that was
+synced. `MemoryJournal` acknowledges an entry at the next turn of the loop; the simulator's takes its time, and fails.
 """
 
 import asyncio
-import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from asyncrl.journal.entries import Entry, Saved
+from asyncrl.journal.entries import Entry, PutRows, Saved
 
 if TYPE_CHECKING:
     from asyncrl.errors import JournalWriteError
 
+FOLDED_ENTRIES = 4096
+"""Entries of the log that are folded at a time, once they are synced: a long run's log stays short, a short run's costs nothing."""
 
-class MemoryJournal:
-    """`saved`: all that it keeps now. `is_full_sync`: every entry is synced, as with store.sync = "full"."""
 
-    def __init__(self, *, saved: Saved | None = None, is_full_sync: bool = False) -> None:
-        self.saved = saved or Saved()
-        self._synced = copy.deepcopy(self.saved)
-        self._is_full_sync = is_full_sync
-        self._num_commits = 0
-        self.failure: JournalWriteError | None = None
+@dataclass(slots=True, kw_only=True)
+class JournalDisk:
+    """`saved`, which is synced, then the `entries` of this process that are not folded into it.
+
+    `num_acked`, `num_synced`: entries acknowledged and synced since the process began, the `num_folded` first ones included.
+    """
+
+    saved: Saved = field(default_factory=Saved)
+    entries: list[Entry] = field(default_factory=list)
+    num_folded: int = 0
+    num_acked: int = 0
+    num_synced: int = 0
+
+    @property
+    def num_entries(self) -> int:
+        return self.num_folded + len(self.entries)
 
     def load(self) -> Saved:
-        found = copy.deepcopy(self.saved)
-        retired = {row_id for record in found.records.values() if record.is_retired for row_id in record.row_ids}
-        for row_id in retired:
-            found.rows.pop(row_id, None)
+        """What the next process finds, without the rows of retired steps; it has all that is there from now on."""
+        self.keep(self.num_entries)
+        found = self.saved.copy()
+        for record in found.records.values():
+            for row_id in record.row_ids if record.is_retired else ():
+                found.rows.pop(row_id, None)
         self.saved.incarnation += 1
-        self._synced = copy.deepcopy(self.saved)
         return found
+
+    def append(self, entry: Entry) -> None:
+        self.entries.append(tuple(_frozen(op) if isinstance(op, PutRows) else op for op in entry))
+
+    def acknowledge(self, number: int, *, synced: bool) -> None:
+        """The next `number` entries survive the process; `synced`: and all up to them the machine."""
+        self.num_acked += number
+        if synced:
+            self.num_synced = self.num_acked
+            if self.num_synced - self.num_folded >= FOLDED_ENTRIES:
+                self._fold(self.num_synced - self.num_folded)
+
+    def crash(self, u: float, *, power: bool) -> None:
+        """Keep a first part, chosen by `u` in [0, 1), that has at least what must survive."""
+        least = self.num_synced if power else self.num_acked
+        self.keep(least + int(u * (self.num_entries - least + 1)))
+
+    def keep(self, number: int) -> None:
+        """Keep the first `number` entries; the next process begins."""
+        self._fold(number - self.num_folded)
+        self.entries = []
+        self.num_folded = self.num_acked = self.num_synced = 0
+
+    def copy(self) -> "JournalDisk":
+        """One that changes apart from this."""
+        numbers = {"num_folded": self.num_folded, "num_acked": self.num_acked, "num_synced": self.num_synced}
+        return JournalDisk(saved=self.saved.copy(), entries=[*self.entries], **numbers)
+
+    def _fold(self, number: int) -> None:
+        for entry in self.entries[:number]:
+            self.saved.apply(entry)
+        del self.entries[:number]
+        self.num_folded += number
+
+
+def _frozen(op: PutRows) -> PutRows:
+    """The tags as they are now: the store goes on with its own."""
+    return PutRows([row._replace(tag=dict(row.tag)) for row in op.rows])
+
+
+class MemoryJournal:
+    """A Journal over `disk`. `saved`: what the disk has to begin with. `is_full_sync`: every entry is synced, as with
+    store.sync = "full"."""
+
+    def __init__(self, *, disk: JournalDisk | None = None, saved: Saved | None = None, is_full_sync: bool = False) -> None:
+        self.disk = disk or JournalDisk(saved=saved or Saved())
+        self.failure: JournalWriteError | None = None
+        self._is_full_sync = is_full_sync
+        self._num_commits = 0
+
+    @property
+    def saved(self) -> Saved:
+        """All that it keeps now. It costs a walk over it."""
+        return self._disk_with(self.disk.num_entries).saved
+
+    def load(self) -> Saved:
+        return self.disk.load()
 
     def append(self, entry: Entry, *, synced: bool = False) -> "asyncio.Future[None]":
         acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.failure is not None:
             acknowledged.set_exception(self.failure)
             return acknowledged
-        self.saved.apply(entry)
-        self._num_commits += 1
-        if synced or self._is_full_sync:
-            self._synced = copy.deepcopy(self.saved)
-        asyncio.get_running_loop().call_soon(_acknowledge, acknowledged)
+        self.disk.append(entry)
+        self._queue(acknowledged, synced=synced or self._is_full_sync)
         return acknowledged
+
+    def _queue(self, acknowledged: "asyncio.Future[None]", *, synced: bool) -> None:
+        """Write the entry that the disk has just been given, and say so."""
+        self._num_commits += 1
+        self.disk.acknowledge(1, synced=synced)
+        asyncio.get_running_loop().call_soon(tell, acknowledged)
 
     def stats(self) -> dict[str, float]:
         size = sum(len(data) for saved in self.saved.rows.values() for _, data in saved.cells.values())
@@ -54,13 +127,19 @@ class MemoryJournal:
 
     def crash(self) -> Self:
         """What is left after the process has ended."""
-        return type(self)(saved=copy.deepcopy(self.saved), is_full_sync=self._is_full_sync)
+        return type(self)(disk=self._disk_with(self.disk.num_entries), is_full_sync=self._is_full_sync)
 
     def lose_power(self) -> Self:
         """What is left at least after the machine has lost its power."""
-        return type(self)(saved=copy.deepcopy(self._synced), is_full_sync=self._is_full_sync)
+        return type(self)(disk=self._disk_with(self.disk.num_synced), is_full_sync=self._is_full_sync)
+
+    def _disk_with(self, number: int) -> JournalDisk:
+        disk = self.disk.copy()
+        disk.keep(number)
+        return disk
 
 
-def _acknowledge(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
+def tell(acknowledged: "asyncio.Future[None]") -> None:
+    """An entry is kept; its caller may have gone meanwhile."""
+    if not acknowledged.done():
+        acknowledged.set_result(None)

@@ -6,7 +6,7 @@ Life after life opens it, works on it, and leaves it behind.
 from dataclasses import dataclass, field
 
 from asyncrl.config.simulation import Scenario
-from asyncrl.simulation.edges.journal import JournalDisk
+from asyncrl.journal.model import JournalDisk
 from asyncrl.simulation.edges.policy import Lineage
 from asyncrl.trainer import Border
 
