@@ -1,0 +1,41 @@
+"""The admission rule keeps the staleness bound in every history of the small cases, and each wrong rule is caught."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.models.admission.cases import SMALL
+from tests.models.admission.model import POSITION, TOO_OLD, AdmissionModel, Case
+from tests.models.admission.policies import FEASIBLE, RIGHT, WRONG, Policy, Variant
+from tests.models.search import explore
+
+
+@pytest.mark.parametrize("policy", [RIGHT, FEASIBLE], ids=["first of the queue", "feasible"])
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_no_history_breaks_a_promise(case: Case, policy: Policy) -> None:
+    found = explore(AdmissionModel(case=case, policy=policy))
+    assert (found.broken, found.is_whole) == ("", True), found.way
+    assert found.num_states > 10
+
+
+@pytest.mark.parametrize("variant", WRONG.values(), ids=list(WRONG))
+def test_a_wrong_policy_is_caught(variant: Variant) -> None:
+    assert explore(AdmissionModel(case=variant.case, policy=variant.policy)).broken == variant.breaks
+    assert explore(AdmissionModel(case=variant.case, policy=RIGHT)).broken == "", "the case itself is possible"
+
+
+@pytest.mark.parametrize(
+    "variant", [v for v in WRONG.values() if v.breaks != "deadlock"], ids=[n for n in WRONG if WRONG[n].breaks != "deadlock"]
+)
+def test_a_wrong_policy_trains_on_what_is_too_old(variant: Variant) -> None:
+    """The bound itself, when nobody looks ahead and says sooner that it cannot be kept."""
+    found = explore(AdmissionModel(case=variant.case, policy=variant.policy, looks_ahead=False), limit=10_000)
+    assert found.broken == TOO_OLD
+
+
+def test_one_place_more_breaks_the_position_promise() -> None:
+    """So the rule is the weakest that keeps it: see the proof."""
+    policy = replace(RIGHT, limit=lambda case: case.limit + 1)
+    found = explore(AdmissionModel(case=Case(max_staleness=1, batch=1), policy=policy))
+    assert found.broken == POSITION
+    assert [str(action) for action in found.way] == ["admit"] * 3
