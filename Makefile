@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup train test endurance ci lint format types bench docs
+.PHONY: help setup train test endurance hunt simulation ci lint format types bench docs
 
 # The first Python of at least 3.11; set PYTHON to choose another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -12,6 +12,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 READY := .venv/.ready
 SEED ?= 1
+SEEDS ?= 0..999
 
 # The top folder must not be on sys.path: its `agents`, `replay` and `tools` are `asyncrl.agents`, and so on.
 export PYTHONSAFEPATH := 1
@@ -40,6 +41,16 @@ test: $(READY) ## run the tests
 
 endurance: $(READY) ## 500 processes killed in the middle of their puts
 	@$(BIN)/python tests/endurance/kill_cycles.py --cycles 500
+
+hunt: $(READY) ## simulated runs with all faults, until one shows a violation (SEEDS=0..999)
+	@$(BIN)/asyncrl simulate configs/sim/reference.toml --seeds $(SEEDS) --faults all
+
+simulation: $(READY) ## the long suites of the simulator: seeds, determinism, awaits, planted bugs
+	@$(BIN)/asyncrl simulate configs/sim/smallest.toml --seeds 0..2999 --faults all
+	@$(BIN)/asyncrl simulate configs/sim/reference.toml --seeds 0..999 --faults all
+	@$(BIN)/python -m asyncrl.simulation.determinism configs/sim/reference.toml --seeds 200
+	@$(BIN)/python -m asyncrl.simulation.await_coverage configs/sim/smallest.toml
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.simulation.planted.search
 
 lint: $(READY) ## ruff, its formatter, and the import contracts
 	@$(BIN)/ruff check .
