@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from asyncrl.journal.entries import PutColumn, Saved
+from asyncrl.journal.model import JournalDisk
 from asyncrl.keys import TRAIN
-from asyncrl.simulation.edges.journal import JournalDisk
 from asyncrl.simulation.oracles.ground import Ground
 from asyncrl.simulation.oracles.oracle import Oracle
 from asyncrl.simulation.oracles.shadow import Changes, ShadowRow, changed_groups
@@ -16,15 +16,33 @@ from asyncrl.transfer_queue.state import State
 
 
 class Forgotten(Oracle):
-    """Replay remembers nothing that the store has forgotten: asked when a step is recorded, long after the one before went."""
+    """What replay has seen go from the store it forgets. A watch may be late, but tells everything in its order: who knows a newer
+    group has been told of the older one's end."""
 
     name = "I4"
 
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(ground)
+        self._born: dict[str, int] = {}
+        self._gone: dict[str, int] = {}
+        """Group -> the entry with which it came, and went."""
+
     def entry(self, changes: Changes) -> None:
-        if not any(before is None for before, _ in changes.records):
-            return
-        shadow = self.ground.shadow
-        known = [uid for uid in self.ground.replay._groups if uid not in shadow.groups]
+        if any(before is None for before, _ in changes.records):
+            self._check()
+        for put in changes.put:
+            if put.row.is_prompt and put.tag_before is None:
+                self._born[put.row.entry.uid] = changes.number
+        gone = [row.entry.uid for row in changes.removed if row.is_prompt]
+        gone += [uid for _, record in changes.records if record.is_retired for uid in record.uids]
+        for uid in gone:
+            self._gone.setdefault(uid, changes.number)
+
+    def _check(self) -> None:
+        """At the record of a step: the one before went a while ago."""
+        groups = self.ground.replay._groups
+        newest = max((self._born.get(uid, 0) for uid in groups), default=0)
+        known = [uid for uid in groups if self._gone.get(uid, newest) < newest]
         if known:
             self.fail(f"replay still follows groups {known[:4]}, of which the store has no key any more")
 

@@ -21,12 +21,12 @@ class Conservation(Oracle):
     def fed(self, lines: Sequence[Line]) -> None:
         """The rule of admission, with the groups recorded as the store knows them."""
         ground, version = self.ground, self.ground.engines.version
-        recorded = sum(len(record.uids) for record in ground.shadow.records.values() if record.step > version)
+        recorded = {uid for record in ground.shadow.records.values() if record.step > version for uid in record.uids}
         limit = (ground.machine.scenario.sim.max_staleness + 1) * ground.run.data.train_batch_size
-        alive = ground.admission.num_alive
-        if alive + recorded > limit:
+        alive = sum(uid not in recorded for uid in ground.admission._alive)  # a record is in the store before admission has it
+        if alive + len(recorded) > limit:
             self.fail(
-                f"{lines[-1]} was admitted without a place: {alive} alive + {recorded} recorded since version {version} > {limit}"
+                f"{lines[-1]} was admitted without a place: {alive} alive + {len(recorded)} recorded since version {version} > {limit}"
             )
 
     def turn(self) -> None:
