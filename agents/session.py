@@ -9,7 +9,6 @@ Invariants:
 """
 
 import asyncio
-import traceback
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -247,5 +246,7 @@ def failure_of(error: BaseException, message: str = "") -> SessionFailure:
 
 def _place(error: BaseException) -> str:
     """File and line of the innermost frame, without the folder."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return "" if last is None else f"{last.tb_frame.f_code.co_filename.rpartition('/')[2]}:{last.tb_lineno}"

@@ -1,6 +1,5 @@
 """RLHFDataset: the rows of a run, all checked when it is made, before the first step."""
 
-import copy
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from asyncrl.dataset.mapping import map_ground_truth, map_prompt
 from asyncrl.dataset.messages import check_messages, refuse_media
 from asyncrl.dataset.readers import SourceRow, gc_paused, read_table
 from asyncrl.errors import DataError
-from asyncrl.ports import Json, Messages, Prompt
+from asyncrl.ports import Json, Messages, Prompt, copied
 from asyncrl.wording import kind_of, named_message_of, names_shown
 
 Row = dict[str, Json]
@@ -102,7 +101,7 @@ def to_prompt(row: Row, *, uid: str, global_steps: int, number: int = 0) -> Prom
 
     `columns` has everything without a field of its own, `index`, `interaction_kwargs` and the whole `reward_model` included.
     """
-    own = copy.deepcopy(row)
+    own = copied(row)
     return Prompt(
         uid=uid,
         messages=own["raw_prompt"],

@@ -18,7 +18,7 @@ from asyncrl.ports.generation import (
 from asyncrl.ports.sessions import FailureClass, GroupStatus, Prompt, RewardRequest, RewardResult, RewardScorer, Rows
 from asyncrl.ports.tracing import SessionSpan, Span, SpanKind
 from asyncrl.ports.training import Access, FieldReport, FieldSchema, HeldField, Policy, StageResult, StepContext, Topology
-from asyncrl.ports.values import Decode, Json, Messages
+from asyncrl.ports.values import Decode, Json, Messages, copied
 from asyncrl.ports.world import World
 
 __all__ = [
@@ -52,4 +52,5 @@ __all__ = [
     "VersionSpan",
     "WeightSnapshot",
     "World",
+    "copied",
 ]

@@ -5,10 +5,9 @@ function, which gets a process.
 """
 
 import asyncio
-import copy
 
 from asyncrl.errors import DeadlineError, RewardError
-from asyncrl.ports import Json, RewardRequest
+from asyncrl.ports import Json, RewardRequest, copied
 from asyncrl.rewards import frames
 from asyncrl.rewards.results import describe_error
 from asyncrl.rewards.spec import RewardFunction
@@ -40,8 +39,8 @@ class LoopFunction:
                     data_source=request.data_source,
                     solution_str=request.solution_str,
                     # Copies: what the function changes, the other sessions of the row must not see.
-                    ground_truth=copy.deepcopy(request.ground_truth),
-                    extra_info=copy.deepcopy(request.extra_info),
+                    ground_truth=copied(request.ground_truth),
+                    extra_info=copied(request.extra_info),
                 )
         except DeadlineError:
             raise

@@ -70,6 +70,7 @@ class VirtualLoop(FencedLoop):
     """
 
     _stopping: bool
+    _closed: bool
 
     def __init__(self, seed: int, *, order: Order = Order.TASKS, start_s: float = 0.0) -> None:
         super().__init__()
@@ -111,7 +112,8 @@ class VirtualLoop(FencedLoop):
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[T]:
-        self._check_open()
+        if self._closed:
+            self._check_open()
         self._num_tasks = number = self._num_tasks + 1
         name = name or f"task {number}"
         if self.wrap is not None:
@@ -135,7 +137,8 @@ class VirtualLoop(FencedLoop):
     # --- callbacks
 
     def call_soon(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None) -> asyncio.Handle:
-        self._check_open()
+        if self._closed:
+            self._check_open()
         handle = SimHandle(callback, args, self, context)
         self._ready.append(handle)
         return handle
@@ -143,7 +146,8 @@ class VirtualLoop(FencedLoop):
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        self._check_open()
+        if self._closed:
+            self._check_open()
         timer = SimTimer(when, callback, args, self, context)
         heapq.heappush(self._scheduled, (when, next(self._timer_numbers), timer))
         return timer

@@ -156,5 +156,5 @@ def _check_writes(stage: Stage, output: StageOutput, num_rows: int) -> None:
             raise FieldError(f"stage {stage.name!r} wrote {name!r} as {dtype}; the catalogue says {entry.dtype}")
         if is_ragged(column) == (entry.axis is Axis.NONE):
             raise FieldError(f"stage {stage.name!r} wrote {name!r} with the wrong layout; the catalogue says axis {entry.axis}")
-        if len(column) != num_rows:
-            raise FieldError(f"stage {stage.name!r} wrote {len(column)} rows of {name!r} for a batch of {num_rows}")
+        if column.size(0) != num_rows:  # len() of a jagged one is slow
+            raise FieldError(f"stage {stage.name!r} wrote {column.size(0)} rows of {name!r} for a batch of {num_rows}")

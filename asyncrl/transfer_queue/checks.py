@@ -41,7 +41,10 @@ def _checked(key: str, tag: Tag) -> dict[str, TagValue]:
     """Plain scalars under plain names; a StrEnum or IntEnum becomes the value it stands for."""
     plain = dict(tag)
     if not (_TAG_TYPES.issuperset(map(type, plain.values())) and _NAME_TYPES.issuperset(map(type, plain))):
-        plain = {name: _plain(key, name, value) for name, value in tag.items()}
+        plain = {
+            name: value if type(value) in _TAG_TYPES and type(name) is str else _plain(key, name, value)
+            for name, value in tag.items()
+        }
     try:
         _PACK(plain)
     except (OverflowError, UnicodeEncodeError) as error:

@@ -50,6 +50,9 @@ class Schema:
         """The schema, and the same object for the same header: a put of one row makes four, and compares them."""
         return Schema(kind=kind, dtype=dtype, shape=shape)
 
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.shape))  # the kind is an enum, whose own hash takes three times as long
+
     def __str__(self) -> str:
         if self.dtype is None:
             return "objects"
@@ -63,7 +66,7 @@ class Block:
     whose stage wrote the block, None for what agents wrote.
     """
 
-    __slots__ = ("bounds", "live_bytes", "num_owned", "owners", "schema", "step", "values")
+    __slots__ = ("bounds", "live_bytes", "num_owned", "owners", "schema", "size_bytes", "step", "values")
 
     def __init__(self, schema: Schema, values: np.ndarray, bounds: list[int], step: int | None, owners: Sequence[str]) -> None:
         self.schema = schema
@@ -71,12 +74,8 @@ class Block:
         self.bounds = bounds
         self.step = step
         self.owners: list[str | None] = list(owners)
-        self.live_bytes = self.size_bytes
+        self.size_bytes = self.live_bytes = bounds[-1]
         self.num_owned = len(self.owners)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.bounds[-1]
 
     @property
     def is_wasteful(self) -> bool:

@@ -107,7 +107,8 @@ class Partition:
         """Raises what `put` would run into: DtypeChangeError, LeaseScopeError or UnknownKeyError."""
         for name, block in blocks.items():
             column = self._columns.get(name)
-            if column is not None and column.schema != block.schema:
+            # The same object, mostly: `Schema.of`.
+            if column is not None and column.schema is not block.schema and column.schema != block.schema:
                 raise DtypeChangeError(
                     f"field {name!r} of key {keys[0]!r} came as {block.schema}; {self.partition_id!r} holds it as {column.schema}"
                 )
@@ -144,7 +145,10 @@ class Partition:
                 row.tag = tag
         touched: _Touched = {}
         for name, block in blocks.items():
-            self._columns.setdefault(name, _Column(block.schema)).num_cells += len(rows)
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = _Column(block.schema)
+            column.num_cells += len(rows)
             self.size_bytes += block.size_bytes
             self.live_bytes += block.live_bytes
             for position, row in enumerate(rows):
