@@ -7,6 +7,7 @@ else by a stand-in for the function, put in place while a loop runs and taken ou
 alone. Not covered: blocking C code, and reading and writing files, which edges do by intent.
 """
 
+import _thread
 import asyncio
 import sys
 import sysconfig
@@ -144,7 +145,7 @@ _METHODS = (
     (threading.Thread, "start", _stand_in(threading.Thread.start, "a thread", "Thread.start")),
     (threading.Condition, "wait", _stand_in(threading.Condition.wait, "a wait for another thread", "Condition.wait")),
 )
-_SLEEP, _START = time.sleep, threading._start_new_thread  # type: ignore[attr-defined]
+_SLEEP, _START = time.sleep, _thread.start_new_thread
 _FUNCTIONS = {
     id(_SLEEP): _stand_in(_SLEEP, "a real sleep", "time.sleep"),
     id(_START): _stand_in(_START, "a thread", "start_new_thread"),

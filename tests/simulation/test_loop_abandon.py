@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import pytest
 
+from asyncrl.simulation import garbage
 from asyncrl.simulation.errors import Crash
 from asyncrl.simulation.loop import VirtualLoop
 
@@ -203,3 +204,18 @@ def test_memory_of_crashed_runs_is_given_back() -> None:
     run_some(5)
     before = run_some(1)
     assert run_some(50) - before < 50
+
+
+def test_garbage_of_earlier_runs_is_collected_by_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector does not run while a loop does, and would not come back to what was made old meanwhile."""
+    monkeypatch.setattr(garbage, "FULL_COLLECTION_AT", 4_000)
+
+    def run_some(number: int) -> int:
+        for _ in range(number):
+            _crash(Life(), 4.0)
+        return len(gc.get_objects())
+
+    run_some(20)
+    gc.collect()
+    one_life = run_some(1)
+    assert run_some(200) - one_life < 8_000

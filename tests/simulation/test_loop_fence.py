@@ -152,3 +152,38 @@ def test_other_threads_are_left_alone() -> None:
     run(main)
     thread.join()
     assert errors == []
+
+
+def test_one_loop_at_a_time() -> None:
+    """In another thread: what a crash of one lets go of would be the other's too."""
+    refused: list[BaseException] = []
+
+    async def nothing() -> None:
+        pass
+
+    def other() -> None:
+        loop, main = VirtualLoop(0), nothing()
+        try:
+            loop.run_until_complete(main)
+        except RuntimeError as error:
+            refused.append(error)
+        loop.abandon()
+        main.close()
+
+    begin, end = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        begin.set()
+        while not end.is_set():  # noqa: ASYNC110 - virtual seconds
+            await asyncio.sleep(1.0)
+
+    def waits() -> None:
+        begin.wait(30)
+        other()
+        end.set()
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    run(main)
+    thread.join()
+    assert [str(error) for error in refused] == ["one virtual loop at a time can run in a process"]
