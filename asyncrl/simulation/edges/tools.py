@@ -9,6 +9,9 @@ from asyncrl.simulation.draws import draw_count, draw_of, unit
 from asyncrl.simulation.seams import Seams
 from asyncrl.simulation.world import SimWorld
 
+CHARS_A_TOKEN = 4
+"""Of an answer's text: a long one is tokenised in a thread, as a real one is."""
+
 
 class SimTool:
     """One tool of the scenario."""
@@ -44,7 +47,7 @@ class SimTool:
 
     def _answer(self, number: int) -> str:
         tokens = draw_count(self._config.result_len, unit(number, 2))
-        return str(max(1, -(-tokens // self._tokens_per_id)))
+        return f"{max(1, -(-tokens // self._tokens_per_id))} {'.' * (CHARS_A_TOKEN * tokens)}"
 
 
 def sim_tools(scenario: Scenario, world: SimWorld, seams: Seams) -> dict[str, "SimTool"]:

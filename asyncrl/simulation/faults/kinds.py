@@ -1,4 +1,4 @@
-"""Kinds of faults, by the keys of `[sim.faults]` that hold their rates; and the one fault of an exhaustive search."""
+"""Kinds of faults, by the keys of `[sim.faults]` that hold their rates; and the faults of an exhaustive search."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -32,8 +32,9 @@ ALL = frozenset(FaultKind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeFault:
-    """One fault, at the `number`-th resume (from 1) of the first life, counted over all tasks: an exception (`AWAIT_ERROR`) or a
-    cancellation from inside (`AWAIT_CANCEL`) in place of what was awaited."""
+    """A fault at the `number`-th resume (from 1) of the first life, counted over all tasks. In place of what was awaited comes an
+    exception (`AWAIT_ERROR`), a cancellation from inside (`AWAIT_CANCEL`), or in a guest nothing, ever, whoever cancels it
+    (`AWAIT_HANG`); or the run is asked to stop then (`SIGTERM`)."""
 
     number: int
     kind: FaultKind

@@ -14,6 +14,7 @@ from asyncrl.config.simulation import SimFaultsConfig
 from asyncrl.simulation.draws import unit
 from asyncrl.simulation.errors import InjectedError
 from asyncrl.simulation.events import EventLog
+from asyncrl.simulation.faults.awaits import AwaitCoverage
 from asyncrl.simulation.faults.graves import Graves
 from asyncrl.simulation.faults.kinds import FaultKind, ResumeFault
 from asyncrl.simulation.faults.process import ProcessFaults
@@ -46,7 +47,8 @@ def armed_kinds(seed: int, asked: frozenset[FaultKind]) -> dict[FaultKind, float
 
 
 class FaultPlan(Seams):
-    """`armed`: kind -> times its rate. `seed`: of this life; `run_seed`: of all. `at`: the one fault at a resume."""
+    """`armed`: kind -> times its rate. `seed`: of this life; `run_seed`: of all. `at`: faults at its resumes.
+    `awaits` is told of each."""
 
     def __init__(
         self,
@@ -60,7 +62,8 @@ class FaultPlan(Seams):
         stop: Stop,
         graves: Graves | None = None,
         expected_turns: int = 0,
-        at: ResumeFault | None = None,
+        at: Sequence[ResumeFault] = (),
+        awaits: AwaitCoverage | None = None,
         observers: Sequence[Observer] = (),
         witness: Witness | None = None,
     ) -> None:
@@ -71,10 +74,12 @@ class FaultPlan(Seams):
         self.haunts = FaultKind.LATE_WRITE in armed or FaultKind.TAG_REPLAY in armed
         """The store is a HauntedQueue."""
         self._log = log
+        self._awaits = awaits
+        self._stop = stop
         shares = {kind: min(1.0, getattr(rates, kind.value) * armed.get(kind, 0.0)) for kind in FaultKind}
         self.rates = {kind: Rate(share, derive_seed(seed, kind.value)) for kind, share in shares.items()}
-        awaits = {kind: shares[kind] for kind in AWAITS}
-        self.resumes = ResumeFaults(derive_seed(seed, "resumes"), awaits, at=at, hit=self._note_resume)
+        shares_of_awaits = {kind: shares[kind] for kind in AWAITS}
+        self.resumes = ResumeFaults(derive_seed(seed, "resumes"), shares_of_awaits, at=at, hit=self._note_resume, coverage=awaits)
         if self.resumes.is_armed:
             loop.wrap = self.resumes.wrap
         self._sites = SiteFaults(self.rates[FaultKind.SITE], run_seed)
@@ -86,6 +91,10 @@ class FaultPlan(Seams):
         self._log.note("fault", f"{kind} {what}")
 
     def _note_resume(self, kind: FaultKind, task: str, frames: list[FrameType]) -> None:
+        if self._awaits is not None:
+            self._awaits.met(kind, frames)
+        if kind is FaultKind.SIGTERM:
+            self.loop.call_soon(self._stop.request)
         frame = frames[-1]
         file = frame.f_code.co_filename.rpartition("/")[2]
         self.note(kind, f"task {task!r} at {file}:{frame.f_lineno} {frame.f_code.co_qualname}")
@@ -131,6 +140,9 @@ class FaultPlan(Seams):
         return self.strikes(FaultKind.JOURNAL_FAIL, "journal")
 
     async def site(self, name: str) -> None:
+        if self._awaits is not None:
+            await asyncio.sleep(0)
+            return
         self.process.passing(name)
         pause_s = self._sites.pause_s(name)
         if pause_s is not None:

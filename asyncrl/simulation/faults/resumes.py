@@ -8,9 +8,10 @@ tasks, a semaphore for its turn) no exception can come in reality but a cancella
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from asyncrl.simulation.draws import unit
 from asyncrl.simulation.errors import InjectedError
@@ -24,11 +25,26 @@ GUESTS = "guest: "
 """Of those, the ones whose every wait has a deadline: only they may hang."""
 OUR_OWN = "sim: "
 """Tasks of the simulator."""
+DEAF_SHARE = 0.25
+"""Of the guests that hang: no cancellation ends them."""
 INJECTED = "injected"
 """Argument of a CancelledError that was thrown in."""
 
 Hit = Callable[[FaultKind, str, list[FrameType]], None]
 """Told of each fault: its kind, the task's name, and the frames of every await that it goes through, outermost first."""
+
+
+class Coverage(Protocol):
+    """Told of what happens at resumes, when somebody asks."""
+
+    def resumed(self, number: int, task: str, frames: Sequence[FrameType]) -> None:
+        """The `number`-th resume is that of this task, which waits in these frames."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """The running task ends with `error`."""
+        ...
+
 
 _ERROR_FREE: frozenset[CodeType] = frozenset(
     function.__code__ for function in (asyncio.TaskGroup.__aexit__, asyncio.Semaphore.acquire, asyncio.Lock.acquire)
@@ -38,22 +54,33 @@ _HANG_FREE: frozenset[CodeType] = frozenset({asyncio.tasks._wait.__code__})  # t
 
 
 class ResumeFaults:
-    """`rates`: of each kind, a share of the resumes of sessions' tasks; `at`: one fault alone, at a resume of any task."""
+    """`rates`: of each kind, a share of the resumes of sessions' tasks; `at`: in their place, faults at resumes of any task, in
+    their order."""
 
-    def __init__(self, seed: int, rates: Mapping[FaultKind, float], *, at: ResumeFault | None = None, hit: Hit) -> None:
+    def __init__(
+        self,
+        seed: int,
+        rates: Mapping[FaultKind, float],
+        *,
+        at: Sequence[ResumeFault] = (),
+        hit: Hit,
+        coverage: Coverage | None = None,
+    ) -> None:
         self._seed = seed
         self._rates = {kind: rate for kind, rate in rates.items() if rate > 0}
         self._total = sum(self._rates.values())
-        self._at = at
+        self._at = deque(at)
+        self._is_searching = bool(at)
         self._hit = hit
+        self.coverage = coverage
         self._num_draws = 0
         self.num_resumes = 0
         """Resumes of all tasks so far, begins not counted; only with `at`."""
-        self.left = at.number if at else self._distance()
+        self.left = at[0].number if at else self._distance()
 
     @property
     def is_armed(self) -> bool:
-        return self._at is not None or self._total > 0
+        return self._is_searching or self._total > 0
 
     def wrap(self, coro: Coroutine[Any, Any, Any], name: str) -> Coroutine[Any, Any, Any]:
         """What a task runs: for `VirtualLoop.wrap`. Whose it is it says when it begins: asyncio names a task after it is made."""
@@ -61,7 +88,7 @@ class ResumeFaults:
 
     def watches(self, name: str) -> bool:
         """May a task of this name be hit?"""
-        return name.startswith(SESSION_TASKS) if self._at is None else not name.startswith(OUR_OWN)
+        return name.startswith(SESSION_TASKS) if not self._is_searching else not name.startswith(OUR_OWN)
 
     def _draw(self) -> float:
         self._num_draws += 1
@@ -72,10 +99,7 @@ class ResumeFaults:
 
     def due(self, probe: "Probe") -> FaultKind | None:
         """The count has run down: which fault, if any is possible here."""
-        if self._at is None:
-            self.left, kind = self._distance(), self._kind()
-        else:
-            self.left, kind = NEVER, self._at.kind
+        kind = self._next()
         frames = list(waiting_frames(probe.inner))
         if kind is FaultKind.AWAIT_HANG and (not probe.__name__.startswith(GUESTS) or frames[-1].f_code in _HANG_FREE):
             return None
@@ -83,6 +107,19 @@ class ResumeFaults:
             return None
         self._hit(kind, probe.__name__, frames)
         return kind
+
+    def _next(self) -> FaultKind:
+        """The kind of the fault that is due; the count runs down to the one after it."""
+        if not self._is_searching:
+            self.left = self._distance()
+            return self._kind()
+        due = self._at.popleft()
+        self.left = max(1, self._at[0].number - self.num_resumes) if self._at else NEVER
+        return due.kind
+
+    def hangs_deaf(self) -> bool:
+        """Does a guest that hangs hold on to its cancellation, too?"""
+        return self._is_searching or self._draw() < DEAF_SHARE
 
     def _kind(self) -> FaultKind:
         rest = self._draw() * self._total
@@ -93,15 +130,22 @@ class ResumeFaults:
         return next(reversed(self._rates))
 
 
+def _never() -> "asyncio.Future[None]":
+    """What a coroutine yields to wait for something that never comes."""
+    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    never._asyncio_future_blocking = True
+    return never
+
+
 class Probe(Coroutine[Any, Any, Any]):
     """Runs `inner` until a fault is due. Shows itself to whoever asks where a task waits as `inner` would."""
 
-    __slots__ = ("__name__", "__qualname__", "_faults", "_has_begun", "_is_watched", "inner")
+    __slots__ = ("__name__", "__qualname__", "_faults", "_has_begun", "_is_deaf", "_is_watched", "inner")
 
     def __init__(self, inner: Coroutine[Any, Any, Any], name: str, faults: ResumeFaults) -> None:
         self.inner = inner
         self._faults = faults
-        self._has_begun = self._is_watched = False
+        self._has_begun = self._is_watched = self._is_deaf = False
         self.__name__ = self.__qualname__ = name
 
     def send(self, value: Any) -> Any:
@@ -119,6 +163,22 @@ class Probe(Coroutine[Any, Any, Any]):
         self._is_watched = self._faults.watches(self.__name__)
 
     def _resume(self, value: Any) -> Any:
+        if self._faults.coverage is not None:
+            self._faults.coverage.resumed(self._faults.num_resumes + 1, self.__name__, list(waiting_frames(self.inner)))
+            return self._watched(self._resume_or_strike, value)
+        return self._resume_or_strike(value)
+
+    def _watched(self, resume: Callable[..., Any], *with_what: Any) -> Any:
+        try:
+            return resume(*with_what)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            assert self._faults.coverage is not None
+            self._faults.coverage.failed(error)
+            raise
+
+    def _resume_or_strike(self, value: Any) -> Any:
         faults = self._faults
         faults.num_resumes += 1
         faults.left -= 1
@@ -130,13 +190,16 @@ class Probe(Coroutine[Any, Any, Any]):
             case FaultKind.AWAIT_CANCEL:
                 return self.inner.throw(asyncio.CancelledError(INJECTED))
             case FaultKind.AWAIT_HANG:
-                never = asyncio.get_running_loop().create_future()
-                never._asyncio_future_blocking = True
-                return never
+                self._is_deaf = faults.hangs_deaf()
+                return _never()
         return self.inner.send(value)
 
     def throw(self, *error: Any) -> Any:
         self._has_begun = True
+        if self._is_deaf:
+            return _never()
+        if self._faults.coverage is not None:
+            return self._watched(self.inner.throw, *error)
         return self.inner.throw(*error)
 
     def close(self) -> None:

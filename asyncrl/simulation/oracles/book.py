@@ -81,7 +81,9 @@ class Book:
                 if line.uid in learned:
                     raise Violation("I6", f"{line} is in the weights of step {border.step}, whose feed is at {border.cursor}")
                 del self.lines[line.uid]
-            elif line.uid not in learned and line.fate is not Fate.DROPPED:
+            elif line.uid in learned:
+                line.fate = Fate.TRAINED  # at the latest now: a run may have ended between its step and the end of its rows
+            elif line.fate is not Fate.DROPPED:
                 line.fate, line.reason = Fate.DROPPED, "restart"
         self.open = {}
         self.cursor = border.cursor
