@@ -66,6 +66,9 @@ class SimEngineConfig(Section):
     """Seconds of a prefill, besides its tokens. The engine's other rows wait meanwhile."""
     prefill_token_s: NonNegative = 0.00002
     """Seconds that each prompt token of a prefill adds."""
+    prefill_tokens: Count = 0
+    """Prompt tokens that one prefill holds at most, equal prompts once: requests join between two steps, together, and get their
+    first token there; the embedded engine has 4096. 0: each prompt has a prefill of its own, at once, and no token with it."""
     down_s: Annotated[float, Field(gt=0)] = 30.0
     """Seconds until an engine that died is back."""
 

@@ -13,12 +13,13 @@ class WorkSums:
     __slots__ = ("_sums",)
 
     def __init__(self) -> None:
-        self._sums = (0, 0, 0, 0.0, 0.0)
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
-    def add(self, size: int, seconds: float) -> None:
-        """One forward of `size` that took `seconds`."""
+    def add(self, size: int, seconds: float, forwards: float = 1.0) -> None:
+        """A forward of `size` that took `seconds`; or several of that size, that took as long together."""
         count, sizes, squares, total_s, products_s = self._sums
-        self._sums = (count + 1, sizes + size, squares + size * size, total_s + seconds, products_s + size * seconds)
+        num = size * forwards
+        self._sums = (count + forwards, sizes + num, squares + size * num, total_s + seconds, products_s + size * seconds)
 
     def stats(self, kind: str, noun: str, size: str) -> dict[str, float]:
         """`<kind>_<noun>` forwards, `<kind>_<size>` and its squares `_sq`, `<kind>_s` seconds, `<kind>_<size>_s` size x seconds."""

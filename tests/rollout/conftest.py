@@ -108,10 +108,14 @@ class SimulatedKit:
     vocab_size = VOCABULARY
     has_model = False
 
+    def __init__(self, prefill_tokens: int = 0) -> None:
+        self._prefill_tokens = prefill_tokens
+
     def make(
         self, *, max_num_seqs: int = 8, context_len: int = 128, version: int = 0, decode: Decode | None = spell
     ) -> RolloutEngine:
         times = {"decode_step_s": 2e-4, "decode_row_s": 0.0, "prefill_call_s": 0.0, "prefill_token_s": 0.0}
+        times["prefill_tokens"] = self._prefill_tokens
         tree = {
             "data": {"max_prompt_length": 1, "max_response_length": 1},
             "rollout": {"max_num_seqs": max_num_seqs, "max_model_len": context_len},
@@ -138,10 +142,13 @@ KITS: dict[str, Callable[[MakeLM], EngineKit]] = {
 }
 
 
-@pytest.fixture(params=[*KITS, "simulated"])
+SIMULATED = {"simulated": SimulatedKit(), "simulated-batching": SimulatedKit(prefill_tokens=64)}
+
+
+@pytest.fixture(params=[*KITS, *SIMULATED])
 def kit(request: pytest.FixtureRequest, tiny_model: MakeLM) -> EngineKit:
     """Each engine in turn."""
-    return SimulatedKit() if request.param == "simulated" else KITS[request.param](tiny_model)
+    return SIMULATED[request.param] if request.param in SIMULATED else KITS[request.param](tiny_model)
 
 
 @pytest.fixture(params=KITS)

@@ -14,6 +14,7 @@ from asyncrl.config.simulation import Scenario
 from asyncrl.errors import EngineError
 from asyncrl.ports import GenerateRequest, Generation, WeightSnapshot, World
 from asyncrl.rollout.requests import check_request
+from asyncrl.simulation.edges.batching import BatchingEngine, work_of
 from asyncrl.simulation.edges.routing import LeastLoaded
 from asyncrl.simulation.edges.sampler import Answer, Sampler
 from asyncrl.simulation.edges.slots import Engine, Row
@@ -36,7 +37,9 @@ class SimEngines:
         self._sampler = Sampler(scenario)
         self._router = LeastLoaded()
         config, numbers, changed = scenario.sim.engine, range(scenario.sim.engine.count), self._router.changed
-        self._engines = [Engine(n, config, self._slots, world, seams, version=version, changed=changed) for n in numbers]
+        self._batches = config.prefill_tokens > 0
+        make = BatchingEngine if self._batches else Engine
+        self._engines = [make(n, config, self._slots, world, seams, version=version, changed=changed) for n in numbers]
         self._router.watch(self._engines)
         self._generated = 0
         self._is_up = asyncio.Event()
@@ -48,7 +51,8 @@ class SimEngines:
         check_request(request, context_len=self.context_len, vocab_size=VOCABULARY, has_decode=False)
         answer = self._sampler.answer(request, self.context_len - len(request.prompt_ids))
         engine = await self._choose()
-        row = Row(answer, asyncio.get_running_loop().create_future())
+        prompt = hash(tuple(request.prompt_ids)) if self._batches else None  # of whole numbers: the same in every process
+        row = Row(answer, asyncio.get_running_loop().create_future(), prompt)
         if answer.ids:
             await self._decode(engine, row)
         return await self._give(request, row)
@@ -125,6 +129,7 @@ class SimEngines:
         waiting = sum(engine.num_waiting for engine in self._engines)
         return {
             "generated_tokens": float(self._generated),
+            **work_of(self._engines),
             "running": float(running),
             "waiting": float(waiting),
             "free_slots": float(self._slots * len(self._engines) - running),

@@ -23,13 +23,15 @@ from asyncrl.simulation.seams import Seams
 
 
 class Row:
-    """One request on its way. `marks`: (steps of its engine, version) from which its tokens are of that version."""
+    """One request on its way. `marks`: (steps of its engine, version) from which its tokens are of that version. `prompt`: the same
+    for equal prompts; None: like no other."""
 
-    __slots__ = ("answer", "began_s", "begin", "end", "future", "has_slot", "is_gone", "marks")
+    __slots__ = ("answer", "began_s", "begin", "end", "future", "has_slot", "is_gone", "marks", "prompt")
 
-    def __init__(self, answer: Answer, future: "asyncio.Future[None]") -> None:
+    def __init__(self, answer: Answer, future: "asyncio.Future[None]", prompt: int | None = None) -> None:
         self.answer = answer
         self.future = future
+        self.prompt = prompt
         self.begin = self.end = self.began_s = 0.0
         self.marks: list[tuple[float, int]] = []
         self.has_slot = self.is_gone = False
@@ -177,22 +179,31 @@ class Engine:
             self.num_running += 1
             seconds = self._config.prefill_call_s + self._config.prefill_token_s * row.answer.num_prompt_tokens
             self._prefilling_until = max(now, self._prefilling_until) + seconds
-            row.has_slot = True
-            row.begin, row.began_s = self._steps, now
-            row.end = self._steps + self._seams.slowed("generate", row.answer.num_tokens)
-            row.marks.append((self._steps, self._version))
-            heapq.heappush(self._running, row)
+            self._start(row, self._steps, now)
         self._set_timer()
 
+    def _start(self, row: Row, step: float, now: float) -> None:
+        """It has a slot, and its tokens are those of the steps from `step` on."""
+        row.has_slot = True
+        row.begin, row.began_s = step, now
+        row.end = step + self._seams.slowed("generate", row.answer.num_tokens)
+        row.marks.append((step, self._version))
+        heapq.heappush(self._running, row)
+
+    def _next_event(self) -> float | None:
+        """The step before which something happens next: here, the end of a row. None: nothing will."""
+        return self._running[0].end if self._running else None
+
     def _set_timer(self) -> None:
-        """For the row that ends next."""
+        """For what happens next."""
         self._cancel_timer()
         while self._running and self._running[0].is_gone:
             heapq.heappop(self._running)
         if not self._running:
             self._steps = 0.0  # small numbers are the exact ones
-        elif not self._is_paused:
-            self._target = self._running[0].end
+        target = self._next_event()
+        if target is not None and not self._is_paused:
+            self._target = target
             stall_s = max(self._prefilling_until - self._at, 0.0)
             wait_s = stall_s + max(self._target - self._steps, 0.0) * self._step_s()
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._end_rows)
