@@ -17,7 +17,7 @@ from asyncrl.evaluation import eval_prompts, evaluate, modes_of
 from asyncrl.feed import Feed
 from asyncrl.observe.lineage import Lineage
 from asyncrl.observe.sight import Sight
-from asyncrl.ports import Policy, RewardScorer, RolloutEngine, Rows, SamplingParams, Template, Topology, World
+from asyncrl.ports import Policy, RewardScorer, RolloutEngine, Rows, SamplingParams, SessionSpan, Template, Topology, World
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.stages.advantage import advantage_stage
 from asyncrl.stages.batch_metrics import batch_metrics_stage
@@ -60,6 +60,8 @@ class Edges:
     """Writes a checkpoint; returns the steps of those that are kept, oldest first."""
     open_sight: Callable[[Lineage], AbstractAsyncContextManager[Sight]]
     rollout_topology: Topology = field(default_factory=Topology)
+    watch_sessions: Callable[[SessionSpan], SessionSpan] | None = None
+    """Puts its own spans around those of the trace, for whoever wants to see every session."""
 
 
 @asynccontextmanager
@@ -88,9 +90,8 @@ async def open_controller(
             is_alive=admission.is_alive,
             incarnation=queue.incarnation,
         )
-        agents = GroupRunner(
-            queue, rollout.engine, rollout.scorer, rollout.template, rollout.tools, run, world, lineage.session_span
-        )
+        spans = lineage.session_span if edges.watch_sessions is None else edges.watch_sessions(lineage.session_span)
+        agents = GroupRunner(queue, rollout.engine, rollout.scorer, rollout.template, rollout.tools, run, world, spans)
         yield Trainer(
             run=run,
             world=world,

@@ -1,45 +1,113 @@
-"""Activity: who was busy from when to when, as the edges tell it, and what share of the time that was.
+"""Activity: who did what from when to when in a simulated run: engines, trainer, sessions, groups.
 
-edges -> seams -> [Activity] -> report, timeline, perfetto
+edges -> seams ┐
+sight -> stages ├-> [Activity] -> grid, report, timeline, perfetto
+session spans  ┘
 
-Everything is computed from intervals that really happened, on one grid: the moments at which anything begins or ends. Between two
-of them nothing changes, so busy time and idle time by cause add up to all of the time.
+It only listens: a run with it has the same events as one without. What is kept are columns of numbers, and of sessions only those
+whose group is alive, a few for their tracks, and the one that each batch waited for.
 """
 
+from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
-Times = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
+from asyncrl.ports import Generation
+from asyncrl.simulation.session_times import Session, SessionTimes
+from asyncrl.simulation.watcher import Watcher
+from asyncrl.trainer import Trainer
+from asyncrl.wiring import Edges
 
 TRAINER, TOOL, REWARD, ENGINE = "trainer", "tool", "reward", "engine"
+WAIT = "gen"
+"""The trainer's name for its wait for a batch."""
+TRACK_SESSIONS = 256
+"""Sessions whose segments are kept for a track of their own: more than anybody scrolls through."""
 
 
 @dataclass(slots=True)
 class Intervals:
     """Begins and ends of one kind of work, in virtual seconds."""
 
-    starts: list[float] = field(default_factory=list)
-    ends: list[float] = field(default_factory=list)
+    starts: "array[float]" = field(default_factory=lambda: array("d"))
+    ends: "array[float]" = field(default_factory=lambda: array("d"))
 
     def add(self, start_s: float, end_s: float) -> None:
         self.starts.append(start_s)
         self.ends.append(end_s)
 
-    def until(self, end_s: float) -> "tuple[Times, Times]":
-        """Sorted begins and sorted ends, cut at `end_s`: work that a crash took along was under way until then."""
-        starts, ends = np.minimum(np.array(self.starts), end_s), np.minimum(np.array(self.ends), end_s)
-        return np.sort(starts), np.sort(ends)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """The trainer waited for the batch of `step`. last: the session that ended last in it; None when no batch came."""
+
+    step: int
+    start_s: float
+    end_s: float
+    last: Session | None
 
 
-class Activity:
-    """An Observer. `work`: (who, what) -> intervals; engines as `("engine 3", "row")`. `lengths`: session -> ids it was given."""
+@dataclass(slots=True)
+class Points:
+    """Columns that hold from `times[i]` to the next one. Groups: admitted and not begun, with sessions under way, finished, and in
+    the step. `room`: sessions that might begin, and have not: nobody but the controller, or its limit, holds them back."""
+
+    times: "array[float]" = field(default_factory=lambda: array("d"))
+    pending: "array[int]" = field(default_factory=lambda: array("q"))
+    running: "array[int]" = field(default_factory=lambda: array("q"))
+    finished: "array[int]" = field(default_factory=lambda: array("q"))
+    training: "array[int]" = field(default_factory=lambda: array("q"))
+    room: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def add(self, now: float, *counts: int) -> None:
+        """The newest of several at one moment stands."""
+        columns = (self.pending, self.running, self.finished, self.training, self.room)
+        if self.times and self.times[-1] == now:
+            for column, count in zip(columns, counts, strict=True):
+                column[-1] = count
+            return
+        self.times.append(now)
+        for column, count in zip(columns, counts, strict=True):
+            column.append(count)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Of a group whose first session has begun."""
+
+    begun: int = 0
+    failed: int = 0
+    ended: list[Session] = field(default_factory=list)
+
+
+class Activity(Watcher):
+    """An Observer and a Watcher of one run. `work`: (who, what) -> intervals, engines as `("engine 3", "row")`; `stages`: name ->
+    intervals; `lives`: (begin, end) of each."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.work: dict[tuple[str, str], Intervals] = {}
-        self.lengths: dict[str, int] = {}
+        self.stages: dict[str, Intervals] = {}
+        self.lives: list[tuple[float, float]] = []
+        self.waits: list[Wait] = []
+        self.points = Points()
+        self.sessions = SessionTimes(begun=self._begun, ended=self._ended)
+        self.watch_sessions = self.sessions.watch
+        self.tracks: list[Session] = []
+        self.staleness: Counter[int] = Counter()
+        """Versions that a trained token was behind -> tokens, rounded for each session."""
+        self.generated_lens = array("d")
+        """Tokens of each session that ended, whatever became of it."""
+        self.trained_lens = array("d")
+        self.turns = array("q")
+        """Of each session that was trained."""
+        self.num_sessions = 0
+        """That began."""
+        self._groups: dict[str, _Group] = {}
+        self._num_finished = self._num_begun = 0
+        self._began_s = 0.0
+
+    # --- what seams tell
 
     def busy(self, who: str, what: str, start_s: float, end_s: float) -> None:
         intervals = self.work.get((who, what))
@@ -47,84 +115,85 @@ class Activity:
             intervals = self.work[who, what] = Intervals()
         intervals.add(start_s, end_s)
 
-    def token(self, request_id: str, ids: list[int]) -> None:
-        session = "_".join(request_id.split("_")[:2])
-        self.lengths[session] = self.lengths.get(session, 0) + len(ids)
+    def answered(self, request_id: str, generation: Generation, num_tokens: int, slot: tuple[float, float]) -> None:
+        self.sessions.answered(request_id, generation, num_tokens, slot)
 
-    def durations(self, who: str, what: str) -> Times:
-        """Seconds of each piece of work, in the order of their ends."""
-        found = self.work.get((who, what), Intervals())
-        seconds: Times = np.array(found.ends) - np.array(found.starts)
-        return seconds
+    # --- what the controller tells
 
-    def kinds(self, who: str) -> list[str]:
-        """What `who` did, in the order in which it came."""
-        return [what for name, what in self.work if name == who]
+    def begin(self, trainer: Trainer, edges: Edges) -> None:
+        super().begin(trainer, edges)
+        self.sessions.now = trainer.world.now
+        self._began_s = trainer.world.now()
+        self._note()
 
-    @property
-    def engines(self) -> list[str]:
-        return sorted((who for who, _ in self.work if who.startswith(ENGINE)), key=lambda name: int(name.split()[-1]))
+    def end(self, now_s: float) -> None:
+        self.sessions.cut(now_s)
+        self._groups.clear()
+        self._num_begun = self._num_finished = 0
+        self.lives.append((self._began_s, now_s))
+        self.points.add(now_s, 0, 0, 0, 0, 0)
 
+    def timed(self, name: str, start_s: float, end_s: float) -> None:
+        self.stages.setdefault(name, Intervals()).add(start_s, end_s)
+        if name == WAIT:
+            self._sampled(start_s, end_s)
+        self._note()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """`edges`: [G + 1] moments in order, from 0 to the end of the run. The counts hold from edges[i] to edges[i + 1], each [G].
+    # --- groups
 
-    rows: running in all engines; tools, rewards: under way; trainer: what -> 0 or more.
-    """
+    def _begun(self, session: Session) -> None:
+        self._groups.setdefault(session.uid, _Group()).begun += 1
+        self._num_begun += 1
+        self.num_sessions += 1
+        if self._is_first_of_batch() and len(self.tracks) < TRACK_SESSIONS:
+            self.tracks.append(session)
+        self._note()
 
-    edges: Times
-    rows: Counts
-    tools: Counts
-    rewards: Counts
-    trainer: dict[str, Counts]
+    def _is_first_of_batch(self) -> bool:
+        assert self.trainer is not None
+        return (len(self._groups) - 1) % self.trainer.run.data.train_batch_size == 0
 
-    @property
-    def seconds(self) -> Times:
-        seconds: Times = np.diff(self.edges)
-        return seconds
+    def _ended(self, session: Session) -> None:
+        assert self.trainer is not None
+        self.generated_lens.append(session.tokens)
+        group = self._groups[session.uid]
+        group.ended.append(session)
+        group.failed += session.outcome != "ok"
+        if len(group.ended) == self.trainer.run.rollout.n:
+            if group.failed:  # it is dropped as soon as replay sees it
+                self._forget(session.uid)
+            else:
+                self._num_finished += 1
+        self._note()
 
-    @property
-    def trainer_busy(self) -> npt.NDArray[np.bool_]:
-        return np.any([counts > 0 for counts in self.trainer.values()], axis=0) if self.trainer else np.zeros(len(self.rows), bool)
+    def _forget(self, uid: str) -> None:
+        self._num_begun -= self._groups.pop(uid).begun
 
+    def _sampled(self, start_s: float, end_s: float) -> None:
+        assert self.trainer is not None
+        step = self.trainer.border.step + 1
+        uids = self.trainer.admission.recorded(step) or ()
+        sessions = [session for uid in uids if uid in self._groups for session in self._groups[uid].ended]
+        for session in sessions:
+            self._trained(session, version=step - 1)
+        for uid in uids:
+            if uid in self._groups:
+                self._num_finished -= 1
+                self._forget(uid)
+        last = max(sessions, key=lambda session: (session.end_s or 0.0, session.name), default=None)
+        self.waits.append(Wait(step=step, start_s=start_s, end_s=end_s, last=last))
 
-def grid_of(activity: Activity, end_s: float) -> Grid:
-    """`end_s`: when the run was over."""
-    parts = {name: intervals.until(end_s) for name, intervals in activity.work.items()}
-    edges = np.unique(np.concatenate([[0.0, end_s], *(moments for pair in parts.values() for moments in pair)]))
+    def _trained(self, session: Session, *, version: int) -> None:
+        self.trained_lens.append(session.tokens)
+        self.turns.append(session.num_turns)
+        for sampled, tokens in session.versions.items():
+            self.staleness[version - sampled] += round(tokens)
 
-    def counted(pairs: "list[tuple[Times, Times]]") -> Counts:
-        total = np.zeros(len(edges) - 1, dtype=np.int64)
-        for starts, ends in pairs:
-            total += np.searchsorted(starts, edges[:-1], side="right") - np.searchsorted(ends, edges[:-1], side="right")
-        return total
-
-    return Grid(
-        edges=edges,
-        rows=counted([pair for (who, _), pair in parts.items() if who.startswith(ENGINE)]),
-        tools=counted([pair for (who, _), pair in parts.items() if who == TOOL]),
-        rewards=counted([pair for (who, _), pair in parts.items() if who == REWARD]),
-        trainer={what: counted([pair]) for (who, what), pair in parts.items() if who == TRAINER},
-    )
-
-
-CAUSES = ("generation", "tools", "rewards", "trainer", "nothing")
-"""What an idle resource waits for, the first that is under way: for the trainer's work only engines wait."""
-
-
-def idle_causes(grid: Grid) -> dict[str, npt.NDArray[np.bool_]]:
-    """cause -> [G]: whether it is the one in each stretch. Exactly one is."""
-    found = np.zeros(len(grid.rows), bool)
-    under_way = {
-        "trainer": grid.trainer_busy,
-        "generation": grid.rows > 0,
-        "tools": grid.tools > 0,
-        "rewards": grid.rewards > 0,
-        "nothing": np.ones(len(grid.rows), bool),
-    }
-    causes = {}
-    for cause, flags in under_way.items():
-        causes[cause] = flags & ~found
-        found |= flags
-    return causes
+    def _note(self) -> None:
+        trainer = self.trainer
+        assert trainer is not None
+        alive, training = trainer.admission.num_alive, trainer.admission.num_recorded
+        limit = (trainer.admission.max_staleness + 1) * trainer.run.data.train_batch_size
+        room = max((limit - training) * trainer.run.rollout.n - self._num_begun, 0)
+        running = len(self._groups) - self._num_finished
+        self.points.add(self.sessions.now(), max(alive - len(self._groups), 0), running, self._num_finished, training, room)

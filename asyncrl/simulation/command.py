@@ -23,14 +23,12 @@ from asyncrl.simulation.hunt import finding_lines, hunt, num_jobs, print_hunt, p
 from asyncrl.simulation.hunt_runs import RunTask, run_task
 from asyncrl.simulation.loop import Order
 from asyncrl.simulation.perfetto import trace_of
-from asyncrl.simulation.report import Report, render, report_of
+from asyncrl.simulation.report import Report, report_of
+from asyncrl.simulation.report_text import render
 from asyncrl.simulation.run import Outcome, simulate
 from asyncrl.simulation.shrink import shrink
 from asyncrl.simulation.sweep import as_json, draw_sweep, parse_sweep, side_by_side
 from asyncrl.simulation.timeline import draw_timeline
-
-ALL_TRACED = 4096
-"""Sessions of a run up to which all are traced; beyond it one group a step is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +108,7 @@ def _one(options: SimulateOptions, faults: frozenset[FaultKind]) -> int:
 def _simulated(
     options: SimulateOptions, file: Path, overrides: Sequence[str], faults: frozenset[FaultKind]
 ) -> tuple[Outcome, Activity, Report]:
-    scenario, activity = _traced(load_run(Scenario, file, overrides)), Activity()
+    scenario, activity = load_run(Scenario, file, overrides), Activity()
     keep = None if options.events is not None else 50
     outcome = simulate(
         scenario,
@@ -119,17 +117,10 @@ def _simulated(
         faults=faults,
         keep_events=keep,
         observers=[activity],
+        watcher=activity,
         oracles=bool(faults),
     )
     return outcome, activity, report_of(outcome, activity)
-
-
-def _traced(scenario: Scenario) -> Scenario:
-    """With every session traced, where there are not too many: for staleness and the sessions' tracks."""
-    trainer, batch = scenario.trainer, scenario.data.train_batch_size
-    if "trace_groups" in trainer.model_fields_set or trainer.total_training_steps * batch * scenario.rollout.n > ALL_TRACED:
-        return scenario
-    return scenario.model_copy(update={"trainer": trainer.model_copy(update={"trace_groups": batch})})
 
 
 def _write_all(folder: Path, outcome: Outcome, activity: Activity, report: Report) -> None:

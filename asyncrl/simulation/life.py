@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from asyncrl.config import TrainRun
 from asyncrl.observe.lineage import Lineage
-from asyncrl.observe.run_folder import RunFolder
 from asyncrl.observe.sight import Sight
 from asyncrl.simulation.edges.engine import SimEngines
 from asyncrl.simulation.edges.journal import SimJournal
@@ -24,7 +23,7 @@ from asyncrl.simulation.faults.ghosts import HauntedQueue
 from asyncrl.simulation.machine import Machine, SimCheckpoint
 from asyncrl.simulation.oracles import Oracles
 from asyncrl.simulation.seams import Seams
-from asyncrl.simulation.watcher import Watcher
+from asyncrl.simulation.watcher import WatchedSight, Watcher
 from asyncrl.simulation.world import SimWorld
 from asyncrl.stopping import Stop
 from asyncrl.trainer import Border, Trainer
@@ -68,6 +67,7 @@ async def open_life(
             val_rows=None,
             save=functools.partial(_save, machine, policy, world, seams),
             open_sight=functools.partial(_open_sight, run, world, watcher),
+            watch_sessions=watcher.watch_sessions,
         )
         begin = checkpoint.border if checkpoint else None
         steps = scenario.trainer.total_training_steps
@@ -112,14 +112,4 @@ async def _save(machine: Machine, policy: SimPolicy, world: SimWorld, seams: Sea
 
 @asynccontextmanager
 async def _open_sight(run: TrainRun, world: SimWorld, watcher: Watcher, lineage: Lineage) -> AsyncIterator[Sight]:
-    yield Sight(
-        RunFolder(path=watcher.folder),
-        watcher,
-        watcher,
-        watcher,
-        dict,
-        lineage,
-        world,
-        patience=run.trainer.no_signal_patience,
-        step=0,
-    )
+    yield WatchedSight(watcher, lineage, world, patience=run.trainer.no_signal_patience)

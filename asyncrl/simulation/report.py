@@ -1,27 +1,42 @@
-"""The numbers of a simulated run, and how they are told.
+"""The numbers of a simulated run.
 
-Outcome, Activity -> [report] -> Report -> text, JSON, compare, sweep
+Outcome, Activity -> [report] -> Report -> report_text, JSON, compare, sweep
 
 Identities, which a test keeps: of the trainer, busy seconds by stage and idle seconds by cause add up to the run; of the engines,
-busy and idle slot-seconds add up to run x slots.
+busy and idle slot-seconds add up to run x slots; of the sessions, seconds by state add up to their lives.
 """
 
-from collections import Counter
+from array import array
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from rich.table import Table
+import numpy.typing as npt
 
 from asyncrl.config.simulation import Scenario
-from asyncrl.observe.text_tables import as_text
 from asyncrl.ports import Json
-from asyncrl.simulation.activity import TOOL, TRAINER, Activity, Times, grid_of, idle_causes
+from asyncrl.simulation.activity import Activity
+from asyncrl.simulation.grid import Grid, Times, grid_of, slot_seconds, trainer_seconds, wait_causes
 from asyncrl.simulation.run import Outcome
+from asyncrl.simulation.session_times import TOOL_PREFIX
+
+LONGEST_WAITS = 5
+"""Steps of which the session is named that they waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongWait:
+    """The trainer waited `seconds` for the batch of `step`, at last for one session; `causes`: what that was at meanwhile."""
+
+    step: int
+    seconds: float
+    session: str
+    num_turns: int
+    causes: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Times in virtual seconds, lengths in tokens. Dicts are name -> number, in the order in which they are told."""
+    """Times in virtual seconds, lengths in tokens of the model. Dicts are name -> number, in the order in which they are told."""
 
     steps: int
     lives: int
@@ -33,14 +48,21 @@ class Report:
     slot_idle_s: dict[str, float]
     slots: int
     engines: dict[str, float]
-    """busy_share (a row is running), mean_rows, least and most busy engine."""
+    """busy_share (of the time, with a row), mean_rows while busy, least and most busy engine."""
+    sessions: int
+    """That began."""
+    session_s: dict[str, float]
+    """State -> seconds of all sessions together."""
+    longest_waits: tuple[LongWait, ...]
     staleness: dict[str, int]
-    """Versions that the oldest token of a trained trajectory was behind -> trajectories."""
+    """Versions that a trained token was behind -> tokens."""
     lengths: dict[str, float]
     quantiles: dict[str, dict[str, float]]
-    """Of tool and reward latencies, turns and steps: p50, p90, p99, max."""
+    """Of turns and steps, and of every call as its session waited for it: p50, p90, p99, max."""
     groups: dict[str, float]
     """admitted, trained, dropped by reason: of the last life."""
+    tools: dict[str, int]
+    """`tool outcome` -> calls."""
     faults: dict[str, int]
     failure: str = ""
 
@@ -49,55 +71,62 @@ class Report:
 
     @property
     def figures(self) -> dict[str, float]:
-        """The main ones, by name: what is compared and swept."""
-        wall = max(self.seconds, 1e-9)
+        """The main ones, by name: what is compared and swept. {} of a run without a step."""
+        if not self.steps:
+            return {}
+        wall, slot_s = self.seconds, self.seconds * self.slots
+        idle = {name: value / slot_s for name, value in self.slot_idle_s.items()}
+        stages = sum(value for name, value in idle.items() if name.startswith("trainer: "))
         return {
-            "step_s": self.seconds / max(self.steps, 1),
-            "tokens_per_s": self.throughput["tokens_per_s"],
-            "trajectories_per_s": self.throughput["trajectories_per_s"],
-            "slot_utilisation": self.slot_busy_s / (wall * self.slots),
-            "engine_busy_share": self.engines["busy_share"],
-            "trainer_utilisation": sum(self.trainer_busy_s.values()) / wall,
-            "trainer_waits_for_generation": self.trainer_idle_s.get("generation", 0.0) / wall,
-            "trainer_waits_for_tools": self.trainer_idle_s.get("tools", 0.0) / wall,
+            "seconds": wall,
+            "step_s": wall / self.steps,
+            **self.throughput,
+            "slots_busy": self.slot_busy_s / slot_s,
+            "slots_idle_tools": sum(value for name, value in idle.items() if name.startswith(TOOL_PREFIX)),
+            "slots_idle_batch_tail": idle.get("last sessions of the batch", 0.0),
+            "slots_idle_trainer": stages,
+            "engines_busy": self.engines["busy_share"],
+            "mean_rows": self.engines["mean_rows"],
+            "trainer_busy": sum(self.trainer_busy_s.values()) / wall,
+            "queue_s_a_session": self.session_s.get("queue for a slot", 0.0) / max(self.sessions, 1),
             "length_bias": self.lengths["bias"],
         }
 
 
 def report_of(outcome: Outcome, activity: Activity) -> Report:
-    """`activity` must have observed the whole run."""
+    """`activity` must have been the run's watcher and one of its observers."""
     scenario, steps = outcome.machine.scenario, _last_of_each(outcome)
-    end_s = max(outcome.seconds, 1e-9)
-    grid, slots = grid_of(activity, end_s), scenario.rollout.max_num_seqs * scenario.sim.engine.count
-    seconds, causes = grid.seconds, idle_causes(grid)
-    idle = ~grid.trainer_busy
-    tokens = sum(activity.lengths.values()) * scenario.sim.sessions.tokens_per_id
-    trained = sum(step.get("global_seqlen/mean", 0.0) for step in steps)
-    sessions = len(steps) * scenario.data.train_batch_size * scenario.rollout.n
+    end_s = run_end_s(outcome, activity)
+    grid = grid_of(activity, end_s)
+    trainer_busy_s, trainer_idle_s = trainer_seconds(grid, activity.waits)
+    slot_busy_s, slot_idle_s = slot_seconds(grid, scenario)
     return Report(
         steps=len(steps),
         lives=outcome.num_lives,
-        seconds=outcome.seconds,
-        throughput={
-            "tokens_per_s": tokens / end_s,
-            "trained_tokens_per_s": trained * scenario.sim.sessions.tokens_per_id / end_s,
-            "trajectories_per_s": sessions / end_s,
-            "groups_per_s": len(steps) * scenario.data.train_batch_size / end_s,
-            "steps_per_hour": len(steps) * 3600 / end_s,
-        },
-        trainer_busy_s=_busy_by_stage(grid.trainer, seconds),
-        trainer_idle_s={name: float(seconds[idle & flags].sum()) for name, flags in causes.items() if name != TRAINER},
-        slot_busy_s=float((grid.rows * seconds).sum()),
-        slot_idle_s={name: float(((slots - grid.rows) * seconds)[flags].sum()) for name, flags in causes.items()},
-        slots=slots,
-        engines=_engines(activity, grid.rows, seconds, scenario),
-        staleness=_staleness(outcome),
-        lengths=_lengths(activity, steps, scenario),
+        seconds=end_s,
+        throughput=_throughput(activity, steps, scenario, end_s),
+        trainer_busy_s=trainer_busy_s,
+        trainer_idle_s=trainer_idle_s,
+        slot_busy_s=slot_busy_s,
+        slot_idle_s=slot_idle_s,
+        slots=scenario.rollout.max_num_seqs * scenario.sim.engine.count,
+        engines=_engines(activity, grid, scenario),
+        sessions=activity.num_sessions,
+        session_s={name: value for name, counts in grid.at.items() if (value := float(counts @ grid.seconds)) > 0},
+        longest_waits=_longest_waits(activity),
+        staleness={str(versions): activity.staleness[versions] for versions in sorted(activity.staleness)},
+        lengths=_lengths(activity),
         quantiles=_quantiles(activity, steps),
         groups=_groups(steps),
+        tools=dict(sorted(activity.sessions.outcomes.items())),
         faults={str(kind): count for kind, count in sorted(outcome.hits.items())},
         failure="" if outcome.failure is None else f"{type(outcome.failure).__name__}: {outcome.failure}",
     )
+
+
+def run_end_s(outcome: Outcome, activity: Activity) -> float:
+    """When the last life was over; never 0, so that shares of it are numbers."""
+    return max(activity.lives[-1][1] if activity.lives else outcome.seconds, 1e-9)
 
 
 def _last_of_each(outcome: Outcome) -> list[dict[str, float]]:
@@ -106,58 +135,71 @@ def _last_of_each(outcome: Outcome) -> list[dict[str, float]]:
     return [found[number] for number in sorted(found)]
 
 
-def _busy_by_stage(trainer: "dict[str, np.ndarray]", seconds: Times) -> dict[str, float]:
-    """What overlaps (a checkpoint beside a step) counts for the first of them, so that the sum is what the clock says."""
-    left, busy = np.ones(len(seconds), bool), {}
-    for what, counts in trainer.items():
-        busy[what] = float(seconds[left & (counts > 0)].sum())
-        left &= counts == 0
-    return busy
-
-
-def _engines(activity: Activity, rows: "np.ndarray", seconds: Times, scenario: Scenario) -> dict[str, float]:
-    end_s, count = float(seconds.sum()), scenario.sim.engine.count
-    shares = [_busy_share(*activity.work[name, "row"].until(end_s), end_s) for name in activity.engines]
-    shares.extend(0.0 for _ in range(count - len(shares)))
+def _throughput(activity: Activity, steps: list[dict[str, float]], scenario: Scenario, end_s: float) -> dict[str, float]:
+    """Of whole steps, each once; tokens_per_s: sampled by the policy, whatever became of them."""
+    groups = len(steps) * scenario.data.train_batch_size
     return {
-        "busy_share": sum(shares) / count,
-        "mean_rows": float((rows * seconds).sum() / max(end_s, 1e-9) / count),
-        "least_busy": min(shares),
-        "most_busy": max(shares),
+        "tokens_per_s": sum(activity.generated_lens) / end_s,
+        "trajectories_per_s": groups * scenario.rollout.n / end_s,
+        "groups_per_s": groups / end_s,
+        "steps_per_hour": len(steps) * 3600 / end_s,
     }
 
 
-def _busy_share(starts: Times, ends: Times, end_s: float) -> float:
-    """Of the time, how much some row was running: the union of the intervals, from sorted begins and sorted ends."""
-    moments = np.concatenate([starts, ends])
-    change = np.concatenate([np.ones(len(starts)), -np.ones(len(ends))])
-    order = np.lexsort((change, moments))
-    running = np.cumsum(change[order])[:-1] > 0
-    return float(np.diff(moments[order])[running].sum() / max(end_s, 1e-9))
+def _engines(activity: Activity, grid: Grid, scenario: Scenario) -> dict[str, float]:
+    end_s, count = float(grid.edges[-1]), scenario.sim.engine.count
+    rows = [intervals for (_, what), intervals in activity.work.items() if what == "row"]
+    busy_s = [_union_s(np.minimum(each.starts, end_s), np.minimum(each.ends, end_s)) for each in rows]
+    busy_s += [0.0] * (count - len(busy_s))
+    return {
+        "busy_share": sum(busy_s) / (count * end_s),
+        "mean_rows": float(grid.rows @ grid.seconds) / max(sum(busy_s), 1e-9),
+        "least_busy": min(busy_s) / end_s,
+        "most_busy": max(busy_s) / end_s,
+    }
 
 
-def _staleness(outcome: Outcome) -> dict[str, int]:
-    counts: Counter[int] = Counter()
-    for record in outcome.watcher.records:
-        rows = [row for group in record.head.groups if group.status == "trained" for row in group.rows]
-        counts.update(record.head.version - row.min_global_steps for row in rows)
-    return {str(versions): counts[versions] for versions in sorted(counts)}
+def _union_s(starts: Times, ends: Times) -> float:
+    """Seconds in which at least one of the intervals held."""
+    starts, ends = np.sort(starts), np.sort(ends)
+    reach = ends[:-1]  # the k-th end is before the k+1-th begin exactly where nothing holds between them
+    gaps = np.maximum(starts[1:] - reach, 0.0)
+    return float(ends[-1] - starts[0] - gaps.sum()) if len(starts) else 0.0
 
 
-def _lengths(activity: Activity, steps: list[dict[str, float]], scenario: Scenario) -> dict[str, float]:
+def _longest_waits(activity: Activity) -> tuple[LongWait, ...]:
+    found = [
+        LongWait(
+            step=wait.step,
+            seconds=wait.end_s - wait.start_s,
+            session=wait.last.name,
+            num_turns=wait.last.num_turns,
+            causes=wait_causes(wait),
+        )
+        for wait in activity.waits
+        if wait.last is not None
+    ]
+    return tuple(sorted(found, key=lambda wait: (-wait.seconds, wait.step))[:LONGEST_WAITS])
+
+
+def _lengths(activity: Activity) -> dict[str, float]:
     """bias: mean length of what was trained on, over that of all that was generated, drops and repetitions included."""
-    tokens = scenario.sim.sessions.tokens_per_id
-    generated = float(np.mean([*activity.lengths.values()] or [0])) * tokens
-    trained = float(np.mean([step.get("policy_length/mean", 0.0) for step in steps] or [0.0])) * tokens
-    return {"generated": generated, "trained": trained, "bias": trained / generated if generated else 0.0}
+    generated, trained = (np.array(column) for column in (activity.generated_lens, activity.trained_lens))
+    means = [float(column.mean()) if len(column) else 0.0 for column in (generated, trained)]
+    return {
+        "generated": means[0],
+        "trained": means[1],
+        "bias": means[1] / means[0] if means[0] else 0.0,
+        "tokens_not_trained": max(float(generated.sum() - trained.sum()), 0.0),
+    }
 
 
 def _quantiles(activity: Activity, steps: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    found = {f"tool {name} s": activity.durations(TOOL, name) for name in activity.kinds(TOOL)}
-    found |= {f"reward {name} s": activity.durations("reward", name) for name in activity.kinds("reward")}
-    found |= {"step s": np.array([step["timing_s/step"] for step in steps])}
-    found |= {"wait for a batch s": np.array([step.get("timing_s/gen", 0.0) for step in steps])}
-    return {name: _summary(values) for name, values in found.items() if len(values)}
+    found: dict[str, npt.ArrayLike] = {"turns": activity.turns, "tokens of a session": activity.trained_lens}
+    found |= {f"{name} s": latencies for name, latencies in sorted(activity.sessions.latencies.items())}
+    found |= {"step s": [step["timing_s/step"] for step in steps]}
+    found |= {"wait for a batch s": array("d", (wait.end_s - wait.start_s for wait in activity.waits))}
+    return {name: _summary(np.asarray(values, dtype=np.float64)) for name, values in found.items() if len(np.asarray(values))}
 
 
 def _summary(values: Times) -> dict[str, float]:
@@ -168,58 +210,3 @@ def _summary(values: Times) -> dict[str, float]:
 def _groups(steps: list[dict[str, float]]) -> dict[str, float]:
     last = steps[-1] if steps else {}
     return {name.removeprefix("admission/"): value for name, value in last.items() if name.startswith("admission/")}
-
-
-# --- told -------------------------------------------------------------------------------------------------------------------------
-
-
-_SLOTS_WAIT = {"generation": "sessions, while other rows run"}
-"""What it means for a slot that generation is under way without it."""
-
-
-def render(report: Report, *, width: int | None = None) -> str:
-    """For a terminal, a pipe or a file."""
-    head = f"{report.steps} steps in {report.seconds:.1f} virtual s, {report.lives} lives"
-    parts: list[str | Table] = [head, _pairs("throughput", report.throughput)]
-    parts += [_shares("trainer", report.seconds, report.trainer_busy_s, report.trainer_idle_s)]
-    busy, idle = {"rows": report.slot_busy_s}, {_SLOTS_WAIT.get(cause, cause): value for cause, value in report.slot_idle_s.items()}
-    parts += [_shares(f"engines ({report.slots} slots)", report.seconds * report.slots, busy, idle)]
-    parts += [_pairs("engines", report.engines), _quantile_table(report.quantiles)]
-    parts += [_pairs("length, tokens", report.lengths), _pairs("groups", report.groups)]
-    if report.staleness:
-        parts.append(_pairs("staleness, versions: trajectories", report.staleness))
-    if report.faults:
-        parts.append(_pairs("faults that came true", report.faults))
-    if report.failure:
-        parts.append(f"failure: {report.failure}")
-    return as_text(parts, width)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(*columns[:1], box=None, pad_edge=False, header_style="")
-    for name in columns[1:]:
-        table.add_column(name, justify="right")
-    return table
-
-
-def _pairs(title: str, numbers: "dict[str, float] | dict[str, int]") -> Table:
-    table = _table(title, "")
-    for name, value in numbers.items():
-        table.add_row(f"  {name}", f"{value:.4g}" if isinstance(value, float) else str(value))
-    return table
-
-
-def _shares(title: str, capacity: float, busy: dict[str, float], idle: dict[str, float]) -> Table:
-    table = _table(title, "seconds", "share")
-    rows = [(f"  busy: {name}", value) for name, value in busy.items()]
-    rows += [(f"  idle: waits for {name}", value) for name, value in idle.items()]
-    for name, value in rows:
-        table.add_row(name, f"{value:.1f}", f"{value / max(capacity, 1e-9):.1%}")
-    return table
-
-
-def _quantile_table(quantiles: dict[str, dict[str, float]]) -> Table:
-    table = _table("latency", "p50", "p90", "p99", "max")
-    for name, numbers in quantiles.items():
-        table.add_row(f"  {name}", *(f"{value:.3g}" for value in numbers.values()))
-    return table

@@ -77,6 +77,7 @@ def simulate(
     keep_events: int | None = 50,
     digest: bool = False,
     observers: Sequence[Observer] = (),
+    watcher: Watcher | None = None,
     at: ResumeFault | None = None,
 ) -> Outcome:
     """Run the scenario to its end. What is found is in the outcome, never raised.
@@ -85,7 +86,7 @@ def simulate(
     life, besides.
     """
     machine, log = Machine(scenario=scenario), EventLog(keep=keep_events, digests=digest)
-    outcome = Outcome(seed=seed, machine=machine, watcher=Watcher(), log=log)
+    outcome = Outcome(seed=seed, machine=machine, watcher=watcher or Watcher(), log=log)
     run = _Run(outcome, order, armed_kinds(seed, faults), Oracles() if oracles else None, observers)
     try:
         run.to_end(at)
@@ -246,6 +247,7 @@ class _Life:
         outcome.steps += self.loop.steps
         outcome.num_resumes += self.plan.resumes.num_resumes
         outcome.hits.update(self.plan.hits)
+        outcome.watcher.end(self.loop.time())
         machine.now_s = self.loop.time() + (0.0 if machine.is_finished else scenario.sim.times.restart_s)
         is_power_loss = isinstance(error, Crash) and error.args == (Loss.POWER,)
         machine.journal.crash(unit(self._seed, 5), power=is_power_loss)

@@ -20,8 +20,8 @@ class Observer(Protocol):
         """Something works from `start_s` to `end_s`, which may be still to come."""
         ...
 
-    def token(self, request_id: str, ids: list[int]) -> None:
-        """An engine gave these ids as the answer of a request."""
+    def answered(self, request_id: str, generation: Generation, num_tokens: int, slot: tuple[float, float]) -> None:
+        """An engine has an answer, of `num_tokens` of the model; its request had a slot from when to when."""
         ...
 
 
@@ -81,10 +81,10 @@ class Seams:
         for observer in self._observers:
             observer.busy(who, what, start_s, end_s)
 
-    def token(self, request_id: str, ids: list[int]) -> None:
+    def answered(self, request_id: str, generation: Generation, num_tokens: int, slot: tuple[float, float]) -> None:
         """As an observer is told."""
         for observer in self._observers:
-            observer.token(request_id, ids)
+            observer.answered(request_id, generation, num_tokens, slot)
 
     def generated(self, request: GenerateRequest, generation: Generation) -> None:
         """As a witness is told."""

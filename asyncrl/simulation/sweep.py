@@ -17,7 +17,7 @@ from asyncrl.simulation.report import Report
 
 MAX_VALUES = 64
 """Of one sweep: more is a slip of the finger, and no table that anybody reads."""
-PANELS = ("tokens_per_s", "step_s", "slot_utilisation", "trainer_utilisation")
+PANELS = ("tokens_per_s", "step_s", "slots_busy", "trainer_busy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

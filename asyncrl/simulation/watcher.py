@@ -3,10 +3,15 @@
 sight -> [Watcher] -> report, oracles
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from asyncrl.observe.lineage import Lineage
+from asyncrl.observe.run_folder import RunFolder
+from asyncrl.observe.sight import Sight
 from asyncrl.observe.trace_file import Record
+from asyncrl.ports import SessionSpan, World
 from asyncrl.trainer import Trainer
 from asyncrl.wiring import Edges
 
@@ -17,6 +22,8 @@ class Watcher:
 
     is_live = False
     folder = Path("simulated")
+    watch_sessions: Callable[[SessionSpan], SessionSpan] | None = None
+    """What puts listeners around the spans of sessions, for who wants to see them all."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
@@ -28,6 +35,12 @@ class Watcher:
     def begin(self, trainer: Trainer, edges: Edges) -> None:
         """A life begins."""
         self.trainer, self.edges = trainer, edges
+
+    def end(self, now_s: float) -> None:
+        """The life is over, however it came."""
+
+    def timed(self, name: str, start_s: float, end_s: float) -> None:
+        """The trainer did `name`: a stage, the wait for a batch (`gen`), a publication."""
 
     # --- what sight tells
 
@@ -46,3 +59,21 @@ class Watcher:
 
     def groups(self, counts: Mapping[str, float]) -> None:
         """Nobody watches."""
+
+
+class WatchedSight(Sight):
+    """A Sight whose watcher hears of each stage as it ends."""
+
+    def __init__(self, watcher: Watcher, lineage: Lineage, world: World, *, patience: int) -> None:
+        folder = RunFolder(path=watcher.folder)
+        super().__init__(folder, watcher, watcher, watcher, dict, lineage, world, patience=patience, step=0)
+        self._watcher = watcher
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        start_s = self._world.now()
+        try:
+            with super().timing(name):
+                yield
+        finally:
+            self._watcher.timed(name, start_s, self._world.now())

@@ -1,91 +1,196 @@
-"""The numbers of a simulated run: they add up, they are what happened, and they are told."""
+"""The numbers of a simulated run: they add up, they are what happened, they are told; and to look changes nothing."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from asyncrl.config import load_run
 from asyncrl.config.simulation import Scenario
-from asyncrl.simulation.activity import Activity, grid_of
-from asyncrl.simulation.perfetto import trace_of
-from asyncrl.simulation.report import Report, render, report_of
+from asyncrl.simulation.activity import TRACK_SESSIONS, Activity
+from asyncrl.simulation.faults import ALL, FaultKind
+from asyncrl.simulation.grid import grid_of, wait_causes
+from asyncrl.simulation.report import Report, report_of
+from asyncrl.simulation.report_text import render
 from asyncrl.simulation.run import Outcome, simulate
-from asyncrl.simulation.timeline import draw_timeline
 
-REFERENCE = Path(__file__).parents[2] / "configs" / "sim" / "reference.toml"
+CONFIGS = Path(__file__).parents[2] / "configs" / "sim"
+REFERENCE, TOOLS = CONFIGS / "reference.toml", CONFIGS / "tools.toml"
+Run = tuple[Outcome, Activity, Report]
 
 
-@pytest.fixture(scope="module")
-def simulated() -> tuple[Outcome, Activity, Report]:
-    scenario, activity = load_run(Scenario, REFERENCE, ["trainer.trace_groups=4"]), Activity()
-    outcome = simulate(scenario, seed=3, observers=[activity])
+def observed(path: Path, *overrides: str, seed: int = 3, faults: frozenset[FaultKind] = frozenset()) -> Run:
+    activity = Activity()
+    scenario = load_run(Scenario, path, overrides)
+    outcome = simulate(scenario, seed=seed, faults=faults, observers=[activity], watcher=activity)
     assert outcome.failure is None
     return outcome, activity, report_of(outcome, activity)
 
 
-def test_busy_and_idle_time_add_up_to_all_of_it(simulated: tuple[Outcome, Activity, Report]) -> None:
-    outcome, _, report = simulated
-    assert sum(report.trainer_busy_s.values()) + sum(report.trainer_idle_s.values()) == pytest.approx(outcome.seconds)
-    assert report.slot_busy_s + sum(report.slot_idle_s.values()) == pytest.approx(outcome.seconds * report.slots)
+@pytest.fixture(scope="module")
+def reference() -> Run:
+    return observed(REFERENCE)
 
 
-def test_busy_slots_are_the_rows_that_ran(simulated: tuple[Outcome, Activity, Report]) -> None:
-    _, activity, report = simulated
-    rows = sum(activity.durations(name, "row").sum() for name in activity.engines)
+SHAPES: dict[str, tuple[Path, tuple[str, ...]]] = {
+    "reference": (REFERENCE, ()),
+    "few slots": (REFERENCE, ("rollout.max_num_seqs=2",)),
+    "engines that differ": (REFERENCE, ("sim.engine.count=3", "rollout.max_num_seqs=3")),
+    "few sessions at once": (REFERENCE, ("agent.max_concurrent_sessions=3",)),
+    "stale": (REFERENCE, ("sim.max_staleness=2", "sim.training.update_call_s=1.0")),
+    "slow controller": (REFERENCE, ("sim.times.turn_overhead_s=0.05",)),
+    "calls at the same time": (TOOLS, ("data.train_batch_size=2", "trainer.total_training_steps=2")),
+}
+
+
+def check_identities(run: Run) -> None:
+    outcome, activity, report = run
+    assert sum(report.trainer_busy_s.values()) + sum(report.trainer_idle_s.values()) == pytest.approx(report.seconds, abs=1e-6)
+    assert report.slot_busy_s + sum(report.slot_idle_s.values()) == pytest.approx(report.seconds * report.slots, abs=1e-6)
+    parts = [*report.trainer_busy_s.values(), *report.trainer_idle_s.values(), *report.slot_idle_s.values()]
+    assert min(parts) >= -1e-9
+    grid = grid_of(activity, report.seconds)
+    assert report.session_s == pytest.approx(
+        {name: float(counts @ grid.seconds) for name, counts in grid.at.items() if counts.any()}
+    )
+    for wait in activity.waits:
+        if wait.last is not None:
+            assert sum(wait_causes(wait).values()) == pytest.approx(wait.end_s - wait.start_s)
+    assert report.seconds <= outcome.seconds or outcome.failure
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_busy_and_idle_time_by_cause_add_up_to_all_of_it(shape: str) -> None:
+    path, overrides = SHAPES[shape]
+    check_identities(observed(path, *overrides))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_they_add_up_whatever_goes_wrong(seed: int) -> None:
+    check_identities(observed(REFERENCE, seed=seed, faults=ALL))
+
+
+@pytest.mark.parametrize("faults", [frozenset[FaultKind](), ALL], ids=["none", "all"])
+def test_to_look_changes_nothing(faults: frozenset[FaultKind]) -> None:
+    scenario = load_run(Scenario, REFERENCE)
+    for seed in range(4):
+        activity = Activity()
+        seen = simulate(scenario, seed=seed, faults=faults, digest=True, observers=[activity], watcher=activity)
+        unseen = simulate(scenario, seed=seed, faults=faults, digest=True)
+        assert seen.log.digest == unseen.log.digest
+        assert activity.num_sessions > 0
+
+
+def test_the_segments_of_a_session_join_each_other(reference: Run) -> None:
+    _, activity, report = reference
+    assert 0 < len(activity.tracks) <= TRACK_SESSIONS
+    for session in activity.tracks:
+        assert session.end_s is not None
+        begins = [start for _, start, _ in session.segments]
+        ends = [end for _, _, end in session.segments]
+        assert [session.begin_s, *ends] == [*begins, session.end_s]
+    assert report.sessions == 64
+
+
+def test_busy_slots_are_the_rows_that_ran_and_the_sessions_that_generated(reference: Run) -> None:
+    _, activity, report = reference
+    rows = sum(sum(each.ends) - sum(each.starts) for (_, what), each in activity.work.items() if what == "row")
     assert report.slot_busy_s == pytest.approx(rows)
+    assert report.session_s["generate"] == pytest.approx(rows)
     assert 0 < report.engines["least_busy"] <= report.engines["busy_share"] <= report.engines["most_busy"] <= 1
 
 
-def test_the_counts_are_those_of_the_controller(simulated: tuple[Outcome, Activity, Report]) -> None:
-    outcome, _, report = simulated
-    config = outcome.machine.scenario
+def test_the_counts_are_those_of_the_controller(reference: Run) -> None:
+    outcome, activity, report = reference
+    config, last = outcome.machine.scenario, outcome.watcher.steps[-1]
+    groups = report.steps * config.data.train_batch_size
     assert report.steps == config.trainer.total_training_steps
-    assert report.groups["trained"] == report.steps * config.data.train_batch_size
-    assert report.staleness == {"0": report.steps * config.data.train_batch_size * config.rollout.n}
+    assert report.groups["trained"] == groups
+    assert report.throughput["tokens_per_s"] * report.seconds == pytest.approx(last["engine/generated_tokens"])
+    assert report.staleness == {"0": last["engine/generated_tokens"]}
+    assert report.throughput["trajectories_per_s"] * report.seconds == pytest.approx(groups * config.rollout.n)
+    assert sum(report.tools.values()) == last["agents/tools/ok"]
+    means = [step["num_turns/mean"] for step in outcome.watcher.steps]
+    assert sum(activity.turns) / len(activity.turns) == pytest.approx(sum(means) / len(means))
     assert report.lengths["bias"] == pytest.approx(1.0)
 
 
+def causes(report: Report, *names: str) -> float:
+    """Share of the idle slot-seconds."""
+    return sum(report.slot_idle_s.get(name, 0.0) for name in names) / (report.seconds * report.slots)
+
+
+def _larger(runs: Iterable[float]) -> bool:
+    low, high = runs
+    return high > 2 * low
+
+
+def test_a_cause_that_grows_is_told_by_its_name(reference: Run) -> None:
+    """Each change makes one thing scarce; what is told of it at least doubles."""
+    report = reference[2]
+    slow_tools = observed(REFERENCE, "sim.tools.0.latency_s=2.0")[2]
+    assert _larger(causes(each, "tool search") for each in (report, slow_tools))
+    slow_update = observed(REFERENCE, "sim.training.update_call_s=5.0")[2]
+    assert _larger(causes(each, "trainer: update_actor") for each in (report, slow_update))
+    slow_rewards = observed(REFERENCE, "sim.reward.latency_s=1.0")[2]
+    assert _larger(causes(each, "reward") for each in (report, slow_rewards))
+    few_slots = observed(REFERENCE, "rollout.max_num_seqs=2")[2]
+    assert _larger(each.session_s["queue for a slot"] for each in (report, few_slots))
+    few_sessions = observed(REFERENCE, "agent.max_concurrent_sessions=2")[2]
+    assert _larger(causes(each, "begin of sessions") for each in (report, few_sessions))
+    slow_controller = observed(REFERENCE, "sim.times.turn_overhead_s=0.05")[2]
+    assert _larger(causes(each, "controller") for each in (report, slow_controller))
+
+
+def test_what_a_trainer_waits_for_is_what_its_last_session_was_at() -> None:
+    report = observed(REFERENCE, "sim.tools.0.latency_s=5.0")[2]
+    assert report.trainer_idle_s["tool search"] > 0.5 * report.seconds
+    wait = report.longest_waits[0]
+    assert wait.causes["tool search"] > 0.5 * wait.seconds
+    assert sum(wait.causes.values()) == pytest.approx(wait.seconds)
+
+
 def test_staleness_is_seen_when_it_is_allowed() -> None:
-    scenario, activity = load_run(Scenario, REFERENCE, ["trainer.trace_groups=4", "sim.max_staleness=1"]), Activity()
-    outcome = simulate(scenario, seed=3, observers=[activity])
-    assert outcome.failure is None
-    assert set(report_of(outcome, activity).staleness) == {"0", "1"}
+    report = observed(REFERENCE, "sim.max_staleness=1", "sim.training.update_call_s=1.0")[2]
+    assert set(report.staleness) == {"0", "1"}
+    assert report.lengths["tokens_not_trained"] > 0, "of the groups that a finished run leaves open"
 
 
-def test_work_that_a_crash_took_along_ends_with_it() -> None:
-    activity = Activity()
-    activity.busy("engine 0", "row", 1.0, 9.0)
-    grid = grid_of(activity, 4.0)
-    assert float((grid.rows * grid.seconds).sum()) == 3.0
-    assert grid.edges.tolist() == [0.0, 1.0, 4.0]
+def test_an_engine_that_is_down_is_no_free_slot() -> None:
+    faults = frozenset({FaultKind.ENGINE_DEATH})
+    run = observed(REFERENCE, "sim.faults.engine_death=0.002", "sim.engine.count=2", seed=1, faults=faults)
+    check_identities(run)
+    slots, deaths = run[0].machine.scenario.rollout.max_num_seqs, run[2].faults["engine_death"]
+    assert deaths > 0
+    assert 0 < run[2].slot_idle_s["engine down"] <= deaths * slots * run[0].machine.scenario.sim.engine.down_s + 1e-6
+    assert run[2].session_s["call that failed"] > 0
 
 
-def test_the_table_names_what_it_counts(simulated: tuple[Outcome, Activity, Report]) -> None:
-    text = render(simulated[2])
-    for word in ("tokens_per_s", "busy: update", "waits for generation", "tool search s", "staleness", "bias"):
+def test_a_restart_is_told_apart() -> None:
+    runs = [observed(REFERENCE, seed=seed, faults=frozenset({FaultKind.CRASH})) for seed in range(6)]
+    crashed = [run for run in runs if run[2].lives > 1]
+    assert crashed
+    for outcome, _, report in crashed:
+        restart_s = outcome.machine.scenario.sim.times.restart_s
+        assert report.trainer_idle_s["restart"] == pytest.approx((report.lives - 1) * restart_s, rel=0.02)  # and the opening
+        assert report.slot_idle_s["restart"] == pytest.approx(report.trainer_idle_s["restart"] * report.slots)
+
+
+def test_the_text_names_what_it_counts(reference: Run) -> None:
+    text = render(reference[2])
+    for word in (
+        "tokens_per_s",
+        "busy: update_actor",
+        "last session generated",
+        "sessions were at tool search",
+        "queue for a slot",
+    ):
         assert word in text
-    json.dumps(simulated[2].as_json())
+    for word in ("tool search s", "longest waits for a batch", "staleness", "bias", "the batch's last sessions"):
+        assert word in text
+    assert json.loads(json.dumps(reference[2].as_json(), allow_nan=False))["steps"] == 4
 
 
-def test_the_picture_shows_something(simulated: tuple[Outcome, Activity, Report], tmp_path: Path) -> None:
-    from matplotlib.image import imread
-
-    draw_timeline(simulated[0], simulated[1], tmp_path / "timeline.png")
-    pixels = np.asarray(imread(tmp_path / "timeline.png"))
-    assert pixels.shape[0] > 300
-    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 20
-
-
-def test_perfetto_has_tracks_whose_events_do_not_overlap(simulated: tuple[Outcome, Activity, Report]) -> None:
-    outcome, activity, _ = simulated
-    events = trace_of(outcome, activity)["traceEvents"]
-    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert {"trainer", "engine", "engine 0", "tool", "session 0"} <= names
-    until: dict[tuple[int, int], int] = {}
-    nested = {event["pid"] for event in events if event["ph"] == "M" and str(event["args"]["name"]).startswith("group ")}
-    for event in (event for event in events if event["ph"] == "X" and event["pid"] not in nested):
-        track = event["pid"], event["tid"]
-        assert event["ts"] >= until.get(track, 0), "two events of a track at the same time"
-        until[track] = event["ts"] + event["dur"]
+def test_the_same_seed_is_told_in_the_same_words(reference: Run) -> None:
+    assert render(observed(REFERENCE)[2]) == render(reference[2])

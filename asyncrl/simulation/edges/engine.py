@@ -68,16 +68,17 @@ class SimEngines:
 
     async def _give(self, request: GenerateRequest, row: Row) -> Generation:
         answer: Answer = row.answer
+        slot = (row.began_s if answer.ids else self._world.now(), self._world.now())
         if self._overhead_s:
             await self._pass_controller()
         self._generated += answer.num_tokens
-        self._seams.token(request.request_id, answer.ids)
         generation = Generation(
             token_ids=answer.ids,
             log_probs=[answer.log_prob] * len(answer.ids),
             version_spans=row.spans() if answer.ids else [],
             stop_reason=answer.stop_reason,
         )
+        self._seams.answered(request.request_id, generation, answer.num_tokens, slot)
         self._seams.generated(request, generation)
         return generation
 
@@ -101,6 +102,8 @@ class SimEngines:
         """It fails its requests, and is back after `sim.engine.down_s`."""
         if engine.is_alive:
             engine.die(f"{engine.name} died")
+            now = self._world.now()
+            self._seams.busy(engine.name, "down", now, now + self._down_s)
             asyncio.get_running_loop().call_later(self._down_s, self._bring_back, engine)
 
     def _bring_back(self, engine: Engine) -> None:

@@ -189,7 +189,7 @@ class Oracles:
         for hear in self._hearing.get("busy_until", ()):
             hear(end_s)
 
-    def token(self, request_id: str, ids: list[int]) -> None:
+    def answered(self, request_id: str, generation: Generation, num_tokens: int, slot: tuple[float, float]) -> None:
         """`generated` has more."""
 
     def generated(self, request: GenerateRequest, generation: Generation) -> None:
