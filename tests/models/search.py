@@ -78,6 +78,8 @@ def explore(model: Model[A, S], limit: int | None = None) -> Found:
         try:
             for action, helps, after in model.moves(state):
                 can_help |= helps
+                if after is state:  # refused
+                    continue
                 normal = model.normal(after)
                 if (seen := hash(normal)) not in parents:
                     parents[seen] = (key, action)

@@ -1,4 +1,4 @@
-"""The product's `Admission` is the model: the same after every move in every state, and it refuses what the model has no move for."""
+"""The product's `Admission` is the model: the same after every move in every state; it refuses what the model has no move for."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
