@@ -47,6 +47,26 @@ Overrides = Annotated[
     ),
 ]
 
+Scenarios = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SCENARIO.toml... [section.key=value ...]",
+        help="Scenarios, such as configs/sim/tools.toml, and values that replace those of the files.",
+        show_default=False,
+    ),
+]
+Seeds = Annotated[
+    str, typer.Option(metavar="A..B", help="Hunt: run all of these seeds until one shows a violation.", show_default=False)
+]
+SweepOption = Annotated[
+    str,
+    typer.Option(metavar="KEY=A..B", help="One key over values: a..b, a..b+step, a..b*factor, or a,b,c.", show_default=False),
+]
+OutputFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Write pictures, a Perfetto trace and JSON here.", show_default=False)
+]
+EventsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every event of the run here.", show_default=False)]
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -134,52 +154,29 @@ def evaluate(
 
 @app.command()
 def simulate(
-    scenarios: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCENARIO.toml... [section.key=value ...]",
-            help="Scenarios, such as configs/sim/tools.toml, and values that replace those of the files.",
-            show_default=False,
-        ),
-    ],
+    scenarios: Scenarios,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="The seed of one run.")] = 0,
-    seeds: Annotated[
-        str, typer.Option(metavar="A..B", help="Hunt: run all of these seeds until one shows a violation.", show_default=False)
-    ] = "",
+    seeds: Seeds = "",
     faults: Annotated[str, typer.Option(metavar="KINDS", help="all, none, or kinds of faults with commas.")] = "none",
     order: Annotated[str, typer.Option(metavar="strict|tasks|all", help="What the seed may reorder.")] = "tasks",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes of a hunt. Default: one a core.", show_default=False)] = None,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Hunt on after a violation.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Several scenarios side by side.")] = False,
-    sweep: Annotated[
-        str,
-        typer.Option(metavar="KEY=A..B", help="One key over values: a..b, a..b+step, a..b*factor, or a,b,c.", show_default=False),
-    ] = "",
-    output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write pictures, a Perfetto trace and JSON here.", show_default=False)
-    ] = None,
-    events: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write every event of the run here.", show_default=False)
-    ] = None,
+    sweep: SweepOption = "",
+    output: OutputFolder = None,
+    events: EventsFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run the whole controller under virtual time on models of its edges: to size a cluster, or to hunt for faults."""
-    files = [Path(text) for text in scenarios if text.endswith(".toml") and "=" not in text]
-    strange = [text for text in scenarios if "=" not in text and not text.endswith(".toml")]
-    if strange or not files:
-        raise ConfigError(
-            f"{strange[0] if strange else 'simulate'}: give scenarios that end in .toml, and values as section.key=value"
-        )
+    files, overrides = _scenarios_of(scenarios, swept=sweep)
     if order not in ("strict", "tasks", "all"):
         raise ConfigError(f"--order {order!r}: strict, tasks or all")
-    for file in files:
-        load_run(Scenario, file, [text for text in scenarios if "=" in text] if not sweep else [])
     from asyncrl.simulation.command import SimulateOptions, run_command
     from asyncrl.simulation.loop import Order
 
     options = SimulateOptions(
-        files=tuple(files),
-        overrides=tuple(text for text in scenarios if "=" in text),
+        files=files,
+        overrides=overrides,
         seed=seed,
         seeds=seeds,
         faults=faults,
@@ -194,6 +191,19 @@ def simulate(
         width=_terminal_width(),
     )
     raise typer.Exit(run_command(options))
+
+
+def _scenarios_of(words: list[str], *, swept: str) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Files and overrides, checked before anything heavy is imported; what is swept may complete them."""
+    overrides = tuple(word for word in words if "=" in word)
+    files = tuple(Path(word) for word in words if "=" not in word)
+    strange = [file for file in files if file.suffix != ".toml"]
+    if strange or not files:
+        what = strange[0] if strange else "simulate"
+        raise ConfigError(f"{what}: give scenarios that end in .toml, and values as section.key=value")
+    for file in files:
+        load_run(Scenario, file, () if swept else overrides)
+    return files, overrides
 
 
 @app.command()

@@ -5,8 +5,6 @@ agents.rows -> [example] -> docs/data-protocol.md
 
 from collections.abc import Sequence
 
-import torch
-
 from asyncrl.agents.loop import AgentLoopOutput
 from asyncrl.agents.rows import Rows, rows_of
 from asyncrl.fields import CATALOGUE, TAGS, Axis
@@ -44,8 +42,8 @@ def _line(name: str, axis: Axis, texts: Sequence[str], width: int) -> str:
     return f"{name:<18} {axis:<8}" + " " * width * skipped + "".join(f"{text:>{width}}" for text in texts)
 
 
-def _texts(row: torch.Tensor) -> list[str]:
-    return [f"{float(value):g}" for value in row.tolist()]
+def _texts(row: Sequence[float]) -> list[str]:
+    return [f"{float(value):g}" for value in row]
 
 
 def tags_table() -> str:
