@@ -49,6 +49,8 @@ class SimSessionsConfig(Section):
     """Tool calls of a turn that calls, with agent.parallel_tool_calls; they run at the same time."""
     turn_len: Distribution = constant(64)
     """Tokens of a turn."""
+    last_len: Distribution = constant(0)
+    """Tokens of the last turn, which answers and calls no tool. 0: as of any other."""
     tokens_per_id: Positive = 1
     """Tokens that one simulated id stands for. Times are those of all tokens; limits such as data.max_response_length count ids."""
 
@@ -67,8 +69,7 @@ class SimEngineConfig(Section):
     prefill_token_s: NonNegative = 0.00002
     """Seconds that each prompt token of a prefill adds."""
     prefill_tokens: Count = 0
-    """Prompt tokens that one prefill holds at most, equal prompts once: requests join between two steps, together, and get their
-    first token there; the embedded engine has 4096. 0: each prompt has a prefill of its own, at once, and no token with it."""
+    """Prompt tokens of a prefill at most: requests join together, between steps, as in the embedded engine (4096). 0: at once."""
     down_s: Annotated[float, Field(gt=0)] = 30.0
     """Seconds until an engine that died is back."""
 

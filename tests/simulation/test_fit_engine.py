@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.config.simulation import SimEngineConfig
-from asyncrl.ports import StopReason
+from asyncrl.config.simulation import Scenario, SimEngineConfig
+from asyncrl.ports import GenerateRequest, SamplingParams, StopReason
 from asyncrl.simulation.edges.batching import BatchingEngine, prefill_sizes, work_of
-from asyncrl.simulation.edges.sampler import Answer
+from asyncrl.simulation.edges.sampler import Answer, Sampler
 from asyncrl.simulation.edges.slots import Row
 from asyncrl.simulation.events import EventLog
 from asyncrl.simulation.loop import Order, VirtualLoop
@@ -83,7 +83,7 @@ def test_rows_that_come_together_share_a_prefill_and_get_their_first_token_there
     # Two different prompts padded to 12: 0.5 + 24 x 0.01. Then three steps of two rows.
     prefill_s = 0.5 + 0.24
     assert bench.ends_s == pytest.approx([prefill_s + 3 * 1.2] * 2 + [prefill_s])
-    assert (work["prefill_calls"], work["prefill_tokens"], work["prefill_s"]) == (1, 24, pytest.approx(prefill_s))
+    assert (work["prefill_calls"], work["prefill_tokens"], work["prefill_s"]) == pytest.approx((1, 24, prefill_s))
     assert (work["decode_steps"], work["decode_rows"], work["decode_s"]) == pytest.approx((3, 6, 3.6))
 
 
@@ -151,3 +151,20 @@ def test_prefills_hold_what_fits(prompts: list[tuple[int, int]], most: int) -> N
 def test_prefills_are_those_of_the_embedded_engines_scheduler() -> None:
     assert prefill_sizes([(5, 1), (5, 1), (3, 2), (9, 3), (20, 4), (21, 5)], most=40) == [27, 20, 21]
     assert prefill_sizes([(100, 1), (100, 2)], most=40) == [100, 100]
+
+
+@pytest.mark.parametrize(("last_len", "wanted"), [(3, {2: 3, 1: 9, 0: 9}), (0, {2: 9, 1: 9, 0: 9})])
+def test_a_last_turn_has_a_length_of_its_own_where_one_is_given(last_len: int, wanted: dict[int, int]) -> None:
+    tree = {
+        "agent": {"name": "tool_agent"},
+        "trainer": {"total_training_steps": 1},
+        "sim": {"sessions": {"turns": 3, "turn_len": 9, "last_len": last_len}},
+    }
+    sampler = Sampler(Scenario.model_validate(tree))
+    answers = {
+        turn: sampler.answer(
+            GenerateRequest(request_id=f"aa_0_{turn}", prompt_ids=[1], sampling=SamplingParams(max_tokens=99), seed=turn), 99
+        )
+        for turn in range(3)
+    }
+    assert {turn: answer.num_tokens for turn, answer in answers.items()} == wanted

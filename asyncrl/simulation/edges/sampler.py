@@ -3,10 +3,14 @@
 import zlib
 from dataclasses import dataclass
 
+from asyncrl.config.distribution import constant
 from asyncrl.config.simulation import Scenario
 from asyncrl.ports import GenerateRequest, StopReason
 from asyncrl.simulation.draws import draw_count, mix, unit
 from asyncrl.simulation.edges.template import END, NUM_WORDS, WORDS, call_ids
+
+LAST = [END]
+"""The end of a turn that calls nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,8 @@ class Sampler:
         self._tools = scenario.sim.tools if scenario.agent.name == "tool_agent" else ()
         self._weight = sum(tool.weight for tool in self._tools)
         self._is_parallel = scenario.agent.parallel_tool_calls
+        has_own = bool(self._tools) and self._sessions.last_len != constant(0)
+        self._last_len = self._sessions.last_len if has_own else self._sessions.turn_len
 
     def answer(self, request: GenerateRequest, room: int) -> Answer:
         """`room`: ids that the context still holds."""
@@ -52,7 +58,8 @@ class Sampler:
         that the whole turn stands for."""
         seed = request.seed
         end = self._end(request.request_id, seed)
-        num_tokens = draw_count(self._sessions.turn_len, unit(seed, 5))
+        length = self._last_len if end == LAST else self._sessions.turn_len
+        num_tokens = draw_count(length, unit(seed, 5))
         num_ids = max(len(end) + 1, -(-num_tokens // self._tokens_per_id))
         num_words = min(num_ids - len(end), budget, NUM_WORDS)
         first = WORDS + seed % NUM_WORDS
@@ -62,12 +69,12 @@ class Sampler:
 
     def _end(self, request_id: str, seed: int) -> list[int]:
         if not self._tools:
-            return [END]
+            return LAST
         session, _, turn = request_id.partition("_")[2].partition("_")
         uid = request_id.partition("_")[0]
         draw = unit(zlib.crc32(f"{uid}_{session}".encode()), 4)
         if int(turn.partition("_")[0] or 0) + 1 >= draw_count(self._sessions.turns, draw):
-            return [END]
+            return LAST
         if not self._is_parallel:
             return self._call(seed)
         num_calls = draw_count(self._sessions.calls_a_turn, unit(seed, 9))
