@@ -43,7 +43,9 @@ def tag_rows() -> list[tuple[str, ...]]:
 
 def key_rows(kind: type[BaseModel]) -> list[tuple[str, ...]]:
     """One row a configuration key of a run."""
-    return [(key, type_text(entry), default_text(entry), entry.description or "") for key, entry in keys_of(kind)]
+    return [
+        (key, type_text(entry), default_text(entry), " ".join((entry.description or "").split())) for key, entry in keys_of(kind)
+    ]
 
 
 def render_fields_table() -> str:

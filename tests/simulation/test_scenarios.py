@@ -189,6 +189,8 @@ def _written(key: str) -> str:
 
 
 def _toml(value: object) -> str:
+    if isinstance(value, Distribution):
+        return "1"
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
