@@ -70,6 +70,7 @@ class HauntedQueue(TransferQueue):
             )
 
     def _rise(self, lease: Lease, *writes: Write) -> None:
+        # Not a TaskGroup: a ghost is nobody's task; it goes with its life.
         task = self._plan.loop.create_task(self._haunt(lease, writes), name=f"sim: ghost of {lease}")
         self._ghosts.add(task)
         task.add_done_callback(self._ghosts.discard)
