@@ -158,16 +158,16 @@ class ReplayBuffer:
 
     async def _refill(self) -> None:
         """Failed groups make room for new ones. First the counts, then the clearing, so that no sample sees one of them again."""
-        failed, self._failed = self._failed, []
-        if not failed:
+        if not self._failed:
             return
+        await self._world.site("replay.refill")  # they are alive and no batch may have them: their places may be free later
+        failed, self._failed = self._failed, []
         for group in failed:
             log.warning("group %s failed and is replaced by a new one: %s", group.uid, group.failure)
             self._drop_known(group.uid)
             if self._admission.is_alive(group.uid):
                 self._admission.drop(group.uid, "failure")
         self._check_failures(failed[-1])
-        await self._world.site("replay.refill")  # they are counted, and no sample sees them: their keys may go later
         await self._queue.drop([group.uid for group in failed], partition_id=self._partition_id, reason="failure")
 
     def _check_failures(self, last: PromptGroup) -> None:
