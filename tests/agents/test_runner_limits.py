@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from blockbuster import blockbuster_ctx
 
-from asyncrl.agents import guests
+from asyncrl.agents import guests, tool_agent  # noqa: F401  (a run's checks have imported the loop before)
 from asyncrl.agents.loop import AgentLoopOutput, SessionContext
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.agents.single_turn import SingleTurn
