@@ -67,6 +67,15 @@ def group_error_swallowed() -> Iterator[None]:
         yield
 
 
+@bug("a cancellation in the end of a broken group hides that it is broken")
+def error_hidden_by_cancellation() -> Iterator[None]:
+    async def close(self: Any, group: Any) -> None:
+        await self._queue.close_lease(group.lease)
+
+    with replaced(GroupRunner, _close=close):
+        yield
+
+
 @bug("the first session that fails publishes its group as failed, while its siblings still run")
 def status_before_siblings() -> Iterator[None]:
     right = GroupRunner._write

@@ -61,7 +61,12 @@ def run(seed: int, *plants: Plant | None) -> Catch | None:
 
 
 def first_catch(bug: Bug, seeds: Iterable[int]) -> Catch | None:
-    return next((catch for seed in seeds if (catch := run(seed, bug.provoke, bug.plant)) is not None), None)
+    """The first seed that fails with the bug. Raises AssertionError when it fails without it, too: then it was not the bug."""
+    catch = next((found for seed in seeds if (found := run(seed, bug.provoke, bug.plant)) is not None), None)
+    if catch is not None:
+        without = run(catch.seed, bug.provoke)
+        assert without is None, f"seed {catch.seed} fails without any bug: {without}"
+    return catch
 
 
 def table(catches: dict[str, Catch | None]) -> str:
@@ -87,7 +92,7 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write(f"{table(catches)}\n")
     provoked = {bug.provoke for bug in BUGS.values()}
     false = [catch for provoke in sorted(provoked, key=str) for seed in seeds if (catch := run(seed, provoke)) is not None]
-    for catch in false:
+    for catch in false[:8]:
         sys.stdout.write(f"without any bug, seed {catch.seed} fails: {catch.by} {catch.text}\n")
     sys.stdout.write(f"{len(seeds) * len(provoked)} runs without a bug, {len(false)} failures\n")
     return int(bool(false) or None in catches.values())
