@@ -17,7 +17,7 @@ from asyncrl.fields import Axis, Field
 from asyncrl.fields import field as catalogue_field
 from asyncrl.ports import Json
 from asyncrl.protocol.position_ids import pad_position_ids, unpad_position_ids
-from asyncrl.protocol.ragged import fill, from_values, is_ragged, lengths_of, mask_of, offsets_of, to_padded, to_ragged
+from asyncrl.protocol.ragged import fill, from_values, is_ragged, lengths_of, mask_of, offsets_of, to_padded, to_ragged, values_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,7 +125,7 @@ def _pad(name: str, column: torch.Tensor, axis: Axis, mask_BL: torch.Tensor | No
     assert mask_BL is not None, "there is a mask where there is a column of the sequence axis"
     if name == "position_ids":
         return pad_position_ids(column, mask_BL)
-    values = column.values()
+    values = values_of(column)
     if name == "attention_mask" and not values.all():
         raise FieldError(f"field 'attention_mask' is False at entry {int(values.int().argmin())}, but ragged rows have no padding")
     return fill(torch.zeros((*mask_BL.shape, *values.shape[1:]), dtype=values.dtype, device=values.device), mask_BL, values)

@@ -8,6 +8,7 @@ from asyncrl.config import AlgorithmConfig
 from asyncrl.ports import StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.data_proto import pad_batch, unpad_field
+from asyncrl.protocol.ragged import values_of
 from asyncrl.stages.stage import Stage, StageOutput
 
 READS = frozenset({"response_mask", "rm_scores"})
@@ -29,7 +30,7 @@ def advantage_stage(config: AlgorithmConfig) -> Stage:
         advantages = unpad_field(padded, "advantages", advantages_BR)
         scores = columns["rm_scores"]
         written = {"token_level_scores": scores, "token_level_rewards": scores, "advantages": advantages, "returns": advantages}
-        return StageOutput(columns=written, metrics=_metrics(advantages.values(), columns["response_mask"].values()))
+        return StageOutput(columns=written, metrics=_metrics(values_of(advantages), values_of(columns["response_mask"])))
 
     return Stage(name="advantage", reads=READS, writes=WRITES, compute=compute)
 

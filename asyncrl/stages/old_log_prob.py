@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 from asyncrl.ports import StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
+from asyncrl.protocol.ragged import values_of
 from asyncrl.stages.stage import Stage, StageOutput
 
 FORWARD_READS = frozenset({"prompts", "responses", "input_ids", "position_ids", "response_mask"})
@@ -27,8 +28,8 @@ def recompute_stage(log_probs: LogProbs) -> Stage:
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
         old, entropy = log_probs(columns)
-        mask = columns["response_mask"].values()
-        mean_entropy = entropy.values()[mask].mean() if mask.any() else entropy.values().new_zeros(())
+        mask = values_of(columns["response_mask"])
+        mean_entropy = values_of(entropy)[mask].mean() if mask.any() else values_of(entropy).new_zeros(())
         return StageOutput(columns={"old_log_probs": old, "entropy": entropy}, metrics={"actor/entropy": float(mean_entropy)})
 
     return Stage(name="old_log_prob", reads=FORWARD_READS, writes=frozenset({"old_log_probs", "entropy"}), compute=compute)

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from asyncrl.ports import Access, FieldReport
-from asyncrl.protocol.ragged import is_ragged
+from asyncrl.protocol.ragged import is_ragged, values_of
 
 Rows = Sequence[int]
 """Positions of the traced rows in the batch."""
@@ -21,7 +21,7 @@ def mask_sums(columns: TensorDict, rows: Rows) -> tuple[int, ...] | None:
     mask = columns.get("response_mask", None) if rows else None
     if mask is None:
         return None
-    values, bounds = mask.values(), mask.offsets().tolist()
+    values, bounds = values_of(mask), mask.offsets().tolist()
     return tuple(int(values[bounds[row] : bounds[row + 1]].sum()) for row in rows)
 
 
@@ -62,7 +62,7 @@ def _report(stage: str, access: Access, name: str, column: Any, lengths: _Length
         dtype=str(column.dtype).removeprefix("torch.") if is_tensor else "object",
         device=str(column.device) if is_tensor else "cpu",
         layout=layout,
-        shape=tuple(column.values().shape[1:] if layout == "ragged" else column.shape[1:]) if is_tensor else (),
+        shape=tuple(values_of(column).shape[1:] if layout == "ragged" else column.shape[1:]) if is_tensor else (),
         lengths=lengths.of(column) if layout == "ragged" else (1,) * len(lengths.rows),
         mask_sums=sums,
     )

@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from asyncrl.errors import DtypeChangeError, FieldError, TagCountError
 from asyncrl.fields import CATALOGUE, Axis, Field
 from asyncrl.ports import Json
-from asyncrl.protocol.ragged import is_ragged
+from asyncrl.protocol.ragged import is_ragged, values_of
 from asyncrl.transfer_queue.columns import Block, Kind, Schema
 
 ColumnValues = torch.Tensor | np.ndarray | Sequence[Any]
@@ -170,7 +170,7 @@ def _check_count(name: str, count: int, keys: Sequence[str]) -> None:
 
 
 def _encode_jagged(name: str, column: torch.Tensor, keys: Sequence[str], step: int | None) -> Block:
-    values = column.values()
+    values = values_of(column)
     if not _is_one_after_the_other(column, values):
         return _encode_rows(name, list(column.unbind()), keys, step, Kind.RAGGED)
     offsets: list[int] = column.offsets().tolist()  # type: ignore[attr-defined]  # the stubs know no nested tensors

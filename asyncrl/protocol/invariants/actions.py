@@ -6,7 +6,7 @@ from tensordict import TensorDict
 from asyncrl.errors import FieldError
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.invariants.tokens import Tokens, names_of, present, refuse_outside_mask, refuse_rows, row_sums
-from asyncrl.protocol.ragged import is_ragged
+from asyncrl.protocol.ragged import is_ragged, values_of
 
 LOG_PROB_SLACK = 1e-5
 """A float32 log-softmax of a nearly certain token may come out a few units in the last place above 0."""
@@ -18,7 +18,7 @@ WEIGHTS = ("response_mask", "rm_scores", "reward_score", "token_level_scores", "
 
 
 def loss_mask_is_response_mask(meta: KVBatchMeta, columns: TensorDict) -> None:
-    loss, response = columns["loss_mask"].values(), columns["response_mask"].values()
+    loss, response = values_of(columns["loss_mask"]), values_of(columns["response_mask"])
     for row, position, at in Tokens(columns["loss_mask"]).first(loss != response):
         raise FieldError(
             f"{meta.keys[row]}: fields 'loss_mask' and 'response_mask' differ at position {position}: "
@@ -34,9 +34,9 @@ def only_actions_have_a_log_prob(meta: KVBatchMeta, columns: TensorDict) -> None
 
 def log_probs_are_log_probs(meta: KVBatchMeta, columns: TensorDict) -> None:
     """Those that are present."""
-    mask = columns["response_mask"].values()
+    mask = values_of(columns["response_mask"])
     for name in present(columns, *LOG_PROBS):
-        values = columns[name].values()
+        values = values_of(columns[name])
         wrong = mask & ~(torch.isfinite(values) & (values <= LOG_PROB_SLACK))
         for row, position, at in Tokens(columns[name]).first(wrong):
             found = float(values[at])
@@ -45,10 +45,10 @@ def log_probs_are_log_probs(meta: KVBatchMeta, columns: TensorDict) -> None:
 
 def score_sits_on_the_last_action(meta: KVBatchMeta, columns: TensorDict) -> None:
     """rm_scores is finite, and 0 but on the last action of a row, where it is `reward_score` if that is present."""
-    tokens, scores = Tokens(columns["rm_scores"]), columns["rm_scores"].values()
+    tokens, scores = Tokens(columns["rm_scores"]), values_of(columns["rm_scores"])
     for row, position, at in tokens.first(~torch.isfinite(scores)):
         raise FieldError(f"{meta.keys[row]}: field 'rm_scores' is {float(scores[at])} at position {position}; allowed: finite")
-    actions, bounds = tokens.chosen(columns["response_mask"].values())
+    actions, bounds = tokens.chosen(values_of(columns["response_mask"]))
     acting = bounds.diff() > 0
     last = actions[bounds[1:][acting] - 1]
     misplaced = (scores != 0).index_fill(0, last, value=False)
@@ -65,7 +65,7 @@ def score_sits_on_the_last_action(meta: KVBatchMeta, columns: TensorDict) -> Non
 def advantages_stay_inside_the_mask(meta: KVBatchMeta, columns: TensorDict) -> None:
     """`advantages` and `returns`, those that are present."""
     for name in present(columns, "advantages", "returns"):
-        values = columns[name].values()
+        values = values_of(columns[name])
         for row, position, at in Tokens(columns[name]).first(~torch.isfinite(values)):
             raise FieldError(f"{meta.keys[row]}: field {name!r} is {float(values[at])} at position {position}; allowed: finite")
         refuse_outside_mask(meta, columns, name)

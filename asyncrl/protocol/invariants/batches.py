@@ -10,7 +10,7 @@ from asyncrl.keys import TrajectoryKey
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.data_proto import pad_batch, unpad_field
 from asyncrl.protocol.invariants.tokens import Tokens, differ, names_of, refuse_rows
-from asyncrl.protocol.ragged import is_ragged, lengths_of
+from asyncrl.protocol.ragged import is_ragged, lengths_of, values_of
 
 # --- its groups and parts ---------------------------------------------------------------------------------------------------------
 
@@ -82,8 +82,8 @@ def repeats_are_equal(meta: KVBatchMeta, before: TensorDict, after: TensorDict, 
             continue
         if is_ragged(new):
             refuse_rows(meta, lengths_of(new), lengths_of(old), f"field {name!r} written again by {writer!r} has", "entries, not")
-            found = Tokens(new).first(_any(differ(old.values(), new.values())))
-            old, new = old.values(), new.values()
+            found = Tokens(new).first(_any(differ(values_of(old), values_of(new))))
+            old, new = values_of(old), values_of(new)
         else:
             found = [(row, 0, row) for row in _any(differ(old, new)).nonzero()[:1, 0].tolist()]
         for row, position, at in found:
@@ -132,7 +132,7 @@ def padding_and_back_is_the_identity(meta: KVBatchMeta, columns: TensorDict) -> 
         if isinstance(column, torch.Tensor) and is_ragged(column):
             back = unpad_field(padded, name, padded.batch[name])
             refuse_rows(meta, lengths_of(back), lengths_of(column), f"padding and back gives field {name!r}", "entries, not")
-            for row, position, _ in Tokens(column).first(_any(differ(back.values(), column.values()))):
+            for row, position, _ in Tokens(column).first(_any(differ(values_of(back), values_of(column)))):
                 raise FieldError(f"{meta.keys[row]}: padding and back changes field {name!r} at position {position}")
 
 

@@ -10,7 +10,7 @@ from asyncrl.keys import TrajectoryKey
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.invariants.tokens import Tokens, names_of, refuse_rows, refuse_tags, row_sums
 from asyncrl.protocol.position_ids import ragged_text_position_ids
-from asyncrl.protocol.ragged import is_ragged, lengths_of, rows_of
+from asyncrl.protocol.ragged import is_ragged, lengths_of, rows_of, values_of
 
 _LENGTH_TAGS = {Axis.PROMPT: "prompt_len", Axis.RESPONSE: "response_len", Axis.SEQUENCE: "seq_len"}
 
@@ -78,7 +78,7 @@ def tags_spell_the_policy_length(meta: KVBatchMeta, columns: TensorDict) -> None
 
 
 def input_ids_are_prompt_then_response(meta: KVBatchMeta, columns: TensorDict) -> None:
-    ids, sequence = columns["input_ids"].values(), Tokens(columns["input_ids"])
+    ids, sequence = values_of(columns["input_ids"]), Tokens(columns["input_ids"])
     pairs = zip(rows_of(columns["prompts"]), rows_of(columns["responses"]), strict=True)
     parts = torch.cat([part for pair in pairs for part in pair])
     for row, position, at in sequence.first(ids != parts):
@@ -91,9 +91,9 @@ def input_ids_are_prompt_then_response(meta: KVBatchMeta, columns: TensorDict) -
 def position_ids_count_up(meta: KVBatchMeta, columns: TensorDict) -> None:
     """Text: 0, 1, 2, ... in every row. Several axes: never negative, since what they say of an image is the model's own affair."""
     column = columns["position_ids"]
-    values, tokens = column.values(), Tokens(column)
+    values, tokens = values_of(column), Tokens(column)
     if values.ndim == 1:
-        for row, position, at in tokens.first(values != ragged_text_position_ids(lengths_of(column)).values()):
+        for row, position, at in tokens.first(values != values_of(ragged_text_position_ids(lengths_of(column)))):
             raise FieldError(
                 f"{meta.keys[row]}: field 'position_ids' is {int(values[at])} at position {position}; allowed: {position}, "
                 "text counts up from 0"

@@ -5,7 +5,7 @@ from tensordict import TensorDict
 
 from asyncrl.errors import FieldError
 from asyncrl.protocol.batch_meta import KVBatchMeta
-from asyncrl.protocol.ragged import lengths_of, offsets_of
+from asyncrl.protocol.ragged import lengths_of, offsets_of, values_of
 
 
 class Tokens:
@@ -45,7 +45,7 @@ def present(columns: TensorDict, *names: str) -> list[str]:
 
 def row_sums(column: torch.Tensor) -> torch.Tensor:
     """[B], int64 for a mask."""
-    values = column.values()
+    values = values_of(column)
     if values.dtype == torch.bool:  # whole numbers: the difference of two running sums is exact, and needs no row numbers
         return offsets_of(values)[offsets_of(lengths_of(column))].diff()
     lengths = lengths_of(column)
@@ -72,7 +72,7 @@ def refuse_tags(meta: KVBatchMeta, tag: str, expected: torch.Tensor, source: str
 
 def refuse_outside_mask(meta: KVBatchMeta, columns: TensorDict, name: str) -> None:
     """Raise for the first entry that is not 0 where `response_mask` is False."""
-    values, mask = columns[name].values(), columns["response_mask"].values()
+    values, mask = values_of(columns[name]), values_of(columns["response_mask"])
     for row, position, at in Tokens(columns[name]).first(~mask & (values != 0)):
         raise FieldError(
             f"{meta.keys[row]}: field {name!r} is {float(values[at])} at position {position}, "

@@ -7,10 +7,11 @@ from asyncrl.errors import FieldError
 from asyncrl.keys import TrajectoryKey
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.invariants.tokens import Tokens, refuse_tags
+from asyncrl.protocol.ragged import values_of
 
 
 def only_actions_have_a_version(meta: KVBatchMeta, columns: TensorDict) -> None:
-    versions, mask = columns["token_versions"].values(), columns["response_mask"].values()
+    versions, mask = values_of(columns["token_versions"]), values_of(columns["response_mask"])
     wrong = torch.where(mask, versions < 0, versions != -1)
     for row, position, at in Tokens(columns["token_versions"]).first(wrong):
         allowed = "a version from 0" if bool(mask[at]) else "-1"
@@ -23,8 +24,8 @@ def only_actions_have_a_version(meta: KVBatchMeta, columns: TensorDict) -> None:
 def versions_never_fall(meta: KVBatchMeta, columns: TensorDict) -> None:
     """Along the actions of a trajectory; and the first version of a session's trajectory is not below that of an earlier index."""
     tokens = Tokens(columns["token_versions"])
-    actions, bounds = tokens.chosen(columns["response_mask"].values())
-    versions = columns["token_versions"].values()[actions]
+    actions, bounds = tokens.chosen(values_of(columns["response_mask"]))
+    versions = values_of(columns["token_versions"])[actions]
     falls = versions[1:] < versions[:-1]
     acting = (bounds.diff() > 0).nonzero()[:, 0]
     starts = bounds[acting]
@@ -40,8 +41,8 @@ def versions_never_fall(meta: KVBatchMeta, columns: TensorDict) -> None:
 
 def tags_spell_the_versions(meta: KVBatchMeta, columns: TensorDict) -> None:
     """min/max_global_steps of the actions; without any, the dispatch version."""
-    actions, bounds = Tokens(columns["token_versions"]).chosen(columns["response_mask"].values())
-    versions, counts = columns["token_versions"].values()[actions].double(), bounds.diff()  # only floats are reduced by segment
+    actions, bounds = Tokens(columns["token_versions"]).chosen(values_of(columns["response_mask"]))
+    versions, counts = values_of(columns["token_versions"])[actions].double(), bounds.diff()  # only floats are reduced by segment
     dispatched = torch.tensor([int(tag.get("global_steps", 0)) for tag in meta.tags], device=versions.device)
     for tag, reduction in (("min_global_steps", "min"), ("max_global_steps", "max")):
         of_actions = torch.segment_reduce(versions, reduction, lengths=counts)  # of no actions: infinity, which nobody takes
@@ -51,7 +52,7 @@ def tags_spell_the_versions(meta: KVBatchMeta, columns: TensorDict) -> None:
 
 def actions_are_fresh(meta: KVBatchMeta, columns: TensorDict, *, version: int, max_staleness: int) -> None:
     """0 <= version - token_version <= max_staleness on every action, with `version` the weights that are about to learn from it."""
-    versions, mask = columns["token_versions"].values(), columns["response_mask"].values()
+    versions, mask = values_of(columns["token_versions"]), values_of(columns["response_mask"])
     wrong = mask & ((versions > version) | (versions < version - max_staleness))
     for row, position, at in Tokens(columns["token_versions"]).first(wrong):
         raise FieldError(

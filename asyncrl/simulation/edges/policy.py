@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.config.simulation import Scenario
 from asyncrl.ports import Topology
+from asyncrl.protocol.ragged import values_of
 from asyncrl.simulation.seams import Seams
 from asyncrl.simulation.world import SimWorld
 
@@ -59,7 +60,7 @@ class SimPolicy:
         return {"actor/loss": 0.0, "actor/grad_norm": 1.0}
 
     def _num_tokens(self, columns: "TensorDict") -> int:
-        return int(columns["input_ids"].values().numel()) * self._tokens_per_id
+        return int(values_of(columns["input_ids"]).numel()) * self._tokens_per_id
 
     def _spend(self, what: str, seconds: float) -> None:
         now = self._world.now()

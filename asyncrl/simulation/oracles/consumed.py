@@ -8,6 +8,7 @@ import numpy as np
 
 from asyncrl.journal.entries import StepRecord
 from asyncrl.keys import TRAIN
+from asyncrl.protocol.ragged import values_of
 from asyncrl.simulation.oracles.oracle import Oracle, Update
 from asyncrl.simulation.oracles.shadow import Shadow
 
@@ -40,7 +41,7 @@ def rows_recorded(shadow: Shadow, record: StepRecord) -> list[RowOf]:
 def _split(columns: "TensorDict", name: str) -> Sequence[bytes]:
     column = columns[name]
     bounds = column.offsets().tolist()
-    values = column.values().numpy()
+    values = values_of(column).numpy()
     return [values[start:end].tobytes() for start, end in itertools.pairwise(bounds)]
 
 
