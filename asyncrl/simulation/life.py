@@ -35,17 +35,31 @@ if TYPE_CHECKING:
 
 
 async def live(
-    machine: Machine, world: SimWorld, seams: FaultPlan, watcher: Watcher, stop: Stop, oracles: Oracles | None = None
+    machine: Machine,
+    world: SimWorld,
+    seams: FaultPlan,
+    watcher: Watcher,
+    stop: Stop,
+    oracles: Oracles | None = None,
+    *,
+    evaluates: bool = False,
 ) -> None:
     """Run the controller until it ends. Whatever ends it is raised."""
-    async with open_life(machine, world, seams, watcher, stop, oracles) as trainer:
+    async with open_life(machine, world, seams, watcher, stop, oracles, evaluates=evaluates) as trainer:
         await trainer.fit()
     machine.is_finished = trainer.border.step >= trainer.total_steps
 
 
 @asynccontextmanager
 async def open_life(
-    machine: Machine, world: SimWorld, seams: FaultPlan, watcher: Watcher, stop: Stop, oracles: Oracles | None = None
+    machine: Machine,
+    world: SimWorld,
+    seams: FaultPlan,
+    watcher: Watcher,
+    stop: Stop,
+    oracles: Oracles | None = None,
+    *,
+    evaluates: bool = False,
 ) -> AsyncIterator[Trainer]:
     """The controller at the border of the newest checkpoint; without one, at the beginning with an empty journal."""
     scenario = machine.scenario
@@ -64,7 +78,7 @@ async def open_life(
             policy=policy,
             stages=stages_of(run, policy, reference=policy.log_probs if run.actor.use_kl_loss else None),
             rows=SimRows(scenario),
-            val_rows=None,
+            val_rows=SimRows(scenario) if evaluates else None,
             save=functools.partial(_save, machine, policy, world, seams),
             open_sight=functools.partial(_open_sight, run, world, watcher),
             watch_sessions=watcher.watch_sessions,

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from asyncrl.config.simulation import Scenario
+from asyncrl.journal.model import JournalDisk
 from asyncrl.simulation.draws import unit
-from asyncrl.simulation.edges.journal import JournalDisk
 from asyncrl.simulation.errors import Crash, EndlessError, SimulationError
 from asyncrl.simulation.events import EventLog
 from asyncrl.simulation.faults import FaultKind, FaultPlan, ResumeFault, armed_kinds
+from asyncrl.simulation.faults.awaits import AwaitCoverage
 from asyncrl.simulation.faults.ends import is_explained
 from asyncrl.simulation.faults.graves import Graves
 from asyncrl.simulation.faults.process import Loss
@@ -78,18 +79,21 @@ def simulate(
     digest: bool = False,
     observers: Sequence[Observer] = (),
     watcher: Watcher | None = None,
-    at: ResumeFault | None = None,
+    at: ResumeFault | Sequence[ResumeFault] | None = None,
+    awaits: AwaitCoverage | None = None,
+    evaluates: bool = False,
 ) -> Outcome:
     """Run the scenario to its end. What is found is in the outcome, never raised.
 
-    faults: kinds that may happen, of which the seed arms some, by the scenario's rates. at: one fault at a resume of the first
-    life, besides.
+    faults: kinds that may happen, of which the seed arms some, by the scenario's rates. at: besides, one fault at a resume of the
+    first life, or several in their order. awaits: told where faults at awaits were thrown. evaluates: with an evaluation before the
+    first step and after the last, which oracles know nothing of.
     """
     machine, log = Machine(scenario=scenario), EventLog(keep=keep_events, digests=digest)
     outcome = Outcome(seed=seed, machine=machine, watcher=watcher or Watcher(), log=log)
-    run = _Run(outcome, order, armed_kinds(seed, faults), Oracles() if oracles else None, observers)
+    run = _Run(outcome, order, armed_kinds(seed, faults), Oracles() if oracles else None, observers, awaits, evaluates)
     try:
-        run.to_end(at)
+        run.to_end((at,) if isinstance(at, ResumeFault) else tuple(at or ()))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as failure:  # a finding: whoever asked for the run looks at it
@@ -106,7 +110,12 @@ class _Run:
         armed: dict[FaultKind, float],
         oracles: Oracles | None,
         observers: Sequence[Observer],
+        awaits: AwaitCoverage | None = None,
+        evaluates: bool = False,
     ) -> None:
+        self.evaluates = evaluates
+        self._awaits = awaits
+        outcome.watcher.is_live = awaits is not None
         self._outcome = outcome
         self._order = order
         self._armed = armed
@@ -116,7 +125,7 @@ class _Run:
         self._scenario = outcome.machine.scenario
         self._graves = Graves()
 
-    def to_end(self, at: ResumeFault | None) -> None:
+    def to_end(self, at: Sequence[ResumeFault]) -> None:
         """Raises what no fault explains."""
         machine, asked = self._machine, self._oracles
         if self._armed:
@@ -124,11 +133,11 @@ class _Run:
         if asked is not None:
             asked.begin_run(machine, self._outcome.log)
         while not machine.is_finished:
-            self._live(at if machine.num_lives == 0 else None)
+            self._live(at if machine.num_lives == 0 else ())
         if asked is not None:
             asked.end_run()
 
-    def _live(self, at: ResumeFault | None) -> None:
+    def _live(self, at: Sequence[ResumeFault]) -> None:
         machine, log = self._machine, self._outcome.log
         machine.num_lives += 1
         if machine.num_lives > self._scenario.sim.max_lives:
@@ -145,7 +154,7 @@ class _Run:
 
     # --- what a life is made of
 
-    def plan(self, loop: VirtualLoop, stop: Stop, seed: int, at: ResumeFault | None) -> FaultPlan:
+    def plan(self, loop: VirtualLoop, stop: Stop, seed: int, at: Sequence[ResumeFault]) -> FaultPlan:
         """The faults of a life."""
         armed = self._armed if self._machine.num_lives <= FAULTY_LIVES else {}
         ends_early = FaultKind.CRASH in armed or FaultKind.SIGTERM in armed
@@ -160,6 +169,7 @@ class _Run:
             graves=self._graves,
             expected_turns=_turns_of(self._scenario.model_dump_json()) if ends_early else 0,
             at=at,
+            awaits=self._awaits,
             observers=self._observers,
             witness=self._oracles,
         )
@@ -167,7 +177,7 @@ class _Run:
     @property
     def has_sites(self) -> bool:
         """Does anything happen where the controller passes through a site?"""
-        return FaultKind.SITE in self._armed or FaultKind.CRASH in self._armed
+        return FaultKind.SITE in self._armed or FaultKind.CRASH in self._armed or self._awaits is not None
 
     @property
     def order(self) -> Order:
@@ -181,10 +191,11 @@ class _Run:
 class _Life:
     """One start of the controller's process, on what the lives before have left."""
 
-    def __init__(self, run: _Run, outcome: Outcome, seed: int, at: ResumeFault | None) -> None:
+    def __init__(self, run: _Run, outcome: Outcome, seed: int, at: Sequence[ResumeFault]) -> None:
         self._outcome = outcome
         self._machine = machine = outcome.machine
         self._oracles = run.oracles
+        self._evaluates = run.evaluates
         self._seed = seed
         self._stop = Stop()
         self.loop = VirtualLoop(seed, order=run.order, start_s=machine.now_s)
@@ -207,7 +218,15 @@ class _Life:
         error: BaseException | None = None
         try:
             self.loop.run_until_complete(
-                live(self._machine, self._world, self.plan, self._outcome.watcher, self._stop, self._oracles)
+                live(
+                    self._machine,
+                    self._world,
+                    self.plan,
+                    self._outcome.watcher,
+                    self._stop,
+                    self._oracles,
+                    evaluates=self._evaluates,
+                )
             )
             self._check_nothing_left()
         except (KeyboardInterrupt, SystemExit):
@@ -264,6 +283,6 @@ def _told(error: BaseException | None) -> str:
 def _turns_of(scenario: str) -> int:
     """Turns of the loop that the scenario, as JSON, takes without a fault."""
     outcome = Outcome(seed=0, machine=Machine(scenario=Scenario.model_validate_json(scenario)), watcher=Watcher(), log=EventLog())
-    life = _Life(_Run(outcome, Order.TASKS, {}, None, ()), outcome, 0, None)
+    life = _Life(_Run(outcome, Order.TASKS, {}, None, ()), outcome, 0, ())
     life.run()
     return life.loop.turns

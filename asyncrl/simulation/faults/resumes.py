@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
+from asyncrl.errors import DeadlineError, EngineError, FieldError, JournalWriteError, StaleLeaseError, StrayCancelError
 from asyncrl.simulation.draws import unit
 from asyncrl.simulation.errors import InjectedError
 from asyncrl.simulation.faults.kinds import FaultKind, ResumeFault
@@ -25,6 +26,13 @@ GUESTS = "guest: "
 """Of those, the ones whose every wait has a deadline: only they may hang."""
 OUR_OWN = "sim: "
 """Tasks of the simulator."""
+GUESTS_ERRORS: tuple[Callable[[str], Exception], ...] = (
+    InjectedError,
+    *(TimeoutError, ConnectionResetError, MemoryError, OSError, KeyError, AssertionError, StopAsyncIteration),
+    *(DeadlineError, StaleLeaseError, FieldError, EngineError, StrayCancelError, JournalWriteError),
+    lambda text: ExceptionGroup(text, [InjectedError(text), TimeoutError()]),
+)
+"""Of guests: other people's code, in which anything may be raised."""
 DEAF_SHARE = 0.25
 """Of the guests that hang: no cancellation ends them."""
 INJECTED = "injected"
@@ -117,6 +125,13 @@ class ResumeFaults:
         self.left = max(1, self._at[0].number - self.num_resumes) if self._at else NEVER
         return due.kind
 
+    def error_for(self, task: str) -> Exception:
+        """What a guest may raise is anybody's choice, and some of it has a meaning elsewhere."""
+        text = f"injected into task {task!r}"
+        if self._is_searching or not task.startswith(GUESTS):
+            return InjectedError(text)
+        return GUESTS_ERRORS[int(self._draw() * len(GUESTS_ERRORS))](text)
+
     def hangs_deaf(self) -> bool:
         """Does a guest that hangs hold on to its cancellation, too?"""
         return self._is_searching or self._draw() < DEAF_SHARE
@@ -186,7 +201,7 @@ class Probe(Coroutine[Any, Any, Any]):
             return self.inner.send(value)
         match faults.due(self):
             case FaultKind.AWAIT_ERROR:
-                return self.inner.throw(InjectedError(f"injected into task {self.__name__!r}"))
+                return self.inner.throw(faults.error_for(self.__name__))
             case FaultKind.AWAIT_CANCEL:
                 return self.inner.throw(asyncio.CancelledError(INJECTED))
             case FaultKind.AWAIT_HANG:
