@@ -1,0 +1,99 @@
+"""The run's own sections, and the measured ones: a scenario that behaves as the run did.
+
+run_data, measures, residual -> [scenario] -> simulate, text
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl.config import TrainRun
+from asyncrl.config.idle_keys import resolved
+from asyncrl.config.loading import parse_run
+from asyncrl.config.simulation import Scenario
+from asyncrl.ports import Json
+from asyncrl.simulation.fit.measures import Fact, facts_of, is_tool_agent
+from asyncrl.simulation.fit.residual import Residual, residual_of
+from asyncrl.simulation.fit.run_data import RunData, read_run
+from asyncrl.simulation.fit.text import as_text
+from asyncrl.simulation.fit.values import mean_of, rounded
+
+SECTIONS = tuple(name for name in Scenario.model_fields if name != "sim")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A scenario, the facts that it was made of, and how much of the wait for a batch they explain."""
+
+    data: RunData
+    tree: dict[str, Json]
+    scenario: Scenario
+    facts: tuple[Fact, ...]
+    residual: Residual
+
+    @property
+    def text(self) -> str:
+        """As a TOML file, with a comment at every measured key."""
+        comments = {f"sim.{fact.key}": fact.why for fact in self.facts}
+        residual = self.residual
+        comments["sim.times.turn_overhead_s"] = (
+            f"what the edges leave unexplained: a batch took {residual.measured_s:.4g} s, without it "
+            f"{residual.explained_s:.4g} s in the simulation, with it {residual.simulated_s:.4g} s"
+        )
+        return as_text(self.tree, comments, _head(self.data))
+
+
+def fit(run_folder: Path) -> Scenario:
+    """The scenario of the run in `run_folder`. Raises RunFolderError, ConfigError or DataError, in one line, where it cannot."""
+    return fitted(run_folder).scenario
+
+
+def fit_text(run_folder: Path) -> str:
+    """The same as a TOML file. Raises as `fit` does."""
+    return fitted(run_folder).text
+
+
+def fitted(run_folder: Path) -> Fitted:
+    """The same with what it was made of. Raises as `fit` does."""
+    data = read_run(run_folder)
+    facts = facts_of(data)
+    tree = _tree(data, facts)
+    residual = residual_of(_parsed(tree, data), mean_of([step.numbers["timing_s/gen"] for step in data.steps]))
+    tree["sim"].setdefault("times", {})["turn_overhead_s"] = rounded(residual.turn_overhead_s)
+    return Fitted(data=data, tree=tree, scenario=_parsed(tree, data), facts=tuple(facts), residual=residual)
+
+
+def _parsed(tree: dict[str, Json], data: RunData) -> Scenario:
+    return parse_run(Scenario, tree, where=f"the scenario of {data.folder}")
+
+
+def _tree(data: RunData, facts: list[Fact]) -> dict[str, Json]:
+    """The sections of the run that a scenario has, without keys that do nothing there; and the facts."""
+    own = _own_sections(data.run, data)
+    tree = resolved(Scenario.model_validate(own))
+    tree["sim"] = {}
+    for fact in facts:
+        *path, name = fact.key.split(".")
+        node = tree["sim"]
+        for part in path:
+            node = node.setdefault(part, {})
+        node[name] = fact.value
+    return tree
+
+
+def _own_sections(run: TrainRun, data: RunData) -> dict[str, Json]:
+    """An agent loop of the user's own is simulated as the built-in one that it resembles; every step is simulated."""
+    sections = {name: getattr(run, name) for name in SECTIONS}
+    agent = "tool_agent" if is_tool_agent(data) else "single_turn"
+    sections["agent"] = run.agent.model_copy(update={"name": agent})
+    steps = run.trainer.total_training_steps or data.last_step
+    sections["trainer"] = run.trainer.model_copy(update={"total_training_steps": steps})
+    return sections
+
+
+def _head(data: RunData) -> str:
+    steps = f"steps {data.steps[0].number} to {data.steps[-1].number}"
+    failed = f"; {data.num_failed} failed ones are left out" if data.num_failed else ""
+    return (
+        f"Fitted from {data.folder}: {steps} ({len(data.steps)} used), {len(data.sessions)} traced sessions{failed}.\n"
+        "Keys without a comment are the run's own. Evaluations are not simulated."
+    )
