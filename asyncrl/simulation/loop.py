@@ -201,13 +201,10 @@ class VirtualLoop(FencedLoop):
             self.failure = error
 
     def _discard(self, things: list[Suspended]) -> None:
-        self.set_exception_handler(lambda loop, context: None)
+        self.set_exception_handler(lambda loop, context: None)  # asyncio would complain of what is let go
         discard(things)
         for task in self._waiting.values():
             discard(suspended_in(task.get_coro()))  # the outermost may have been made before the run
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-        for future in self._failed:
-            future._log_traceback = False
         self._waiting.clear()
         self._failed.clear()
         self.begun = self.ended = self.wrap = self.before_step = self.after_turn = None

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from asyncrl.simulation.errors import DeadlockError, EndlessError
+from asyncrl.simulation.handles import SimFuture, SimTask
 from asyncrl.simulation.loop import VirtualLoop
 from asyncrl.waiting import within
 
@@ -60,6 +61,23 @@ def test_many_met_deadlines_do_not_pile_up() -> None:
     loop.run_until_complete(main())
     loop.abandon()
     assert most < 250
+
+
+def test_timers_keep_their_times_when_others_are_swept_out() -> None:
+    fired: list[int] = []
+
+    async def main() -> None:
+        delays = [number * 7_919 % 1_000 for number in range(1_000)]
+        timers = [loop.call_later(float(delay), fired.append, delay) for delay in delays]
+        for timer, delay in zip(timers, delays, strict=True):
+            if delay % 5:
+                timer.cancel()
+        await asyncio.sleep(2_000.0)
+
+    loop = VirtualLoop(0)
+    loop.run_until_complete(main())
+    loop.abandon()
+    assert fired == list(range(0, 1_000, 5))
 
 
 def test_a_deadlock_shows_every_task_with_its_whole_chain() -> None:
@@ -187,18 +205,22 @@ def test_the_collector_is_as_it_was() -> None:
 
 
 def test_tasks_and_futures_have_one_order_in_a_set() -> None:
-    async def main() -> list[list[int]]:
+    """That of their numbers in a set, which depends on nothing else; the addresses would give another."""
+
+    async def main() -> None:
         tasks = [asyncio.create_task(asyncio.sleep(1)) for _ in range(40)]
         futures = [asyncio.get_running_loop().create_future() for _ in range(40)]
         for future in futures:
             future.set_result(None)
-        done, _ = await asyncio.wait([*tasks, *futures])
-        return [[tasks.index(one) for one in done if one in tasks], [futures.index(one) for one in done if one in futures]]
+        for things in (tasks, futures):
+            done, _ = await asyncio.wait(things)
+            numbers = [thing.number for thing in done if isinstance(thing, SimTask | SimFuture)]
+            assert numbers == list({*numbers})
+            assert len(numbers) == 40
 
-    loops = [VirtualLoop(0), VirtualLoop(0)]
-    assert loops[0].run_until_complete(main()) == loops[1].run_until_complete(main())
-    for loop in loops:
-        loop.abandon()
+    loop = VirtualLoop(0)
+    loop.run_until_complete(main())
+    loop.abandon()
 
 
 def test_an_async_generator_that_is_let_go_is_closed_by_a_task() -> None:

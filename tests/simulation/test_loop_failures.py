@@ -6,7 +6,7 @@ import gc
 import pytest
 
 from asyncrl.simulation.errors import Crash, UnseenError
-from asyncrl.simulation.loop import VirtualLoop
+from asyncrl.simulation.loop import Order, VirtualLoop
 
 
 async def _fails() -> None:
@@ -135,10 +135,13 @@ def test_a_crash_from_inside_a_step_waits_for_its_end_and_for_nothing_else() -> 
         finally:
             ran.append("finally")
 
-    async def main() -> None:
-        await asyncio.gather(crashes(), *[asyncio.sleep(0) for _ in range(5)])
+    async def other() -> None:
+        ran.append("another task of the same turn")
 
-    loop = VirtualLoop(0)
+    async def main() -> None:
+        await asyncio.gather(crashes(), other())
+
+    loop = VirtualLoop(0, order=Order.STRICT)
     with pytest.raises(Crash):
         _run(loop, main())
     gc.collect()
