@@ -9,9 +9,11 @@ large. Nothing here knows what the states mean.
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
+
+ENDLESS = "it never ends"
 
 S = TypeVar("S")
 A = TypeVar("A")
@@ -56,9 +58,13 @@ class Model(Protocol[A, S]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """`broken`: the promise, or "". `way`: the actions that lead to it. `is_whole`: nothing was left out for a limit."""
+    """`broken`: the promise, or "". `way`: the actions that lead to it. `is_whole`: nothing was left out.
+
+    `actions`: all that were taken anywhere, so that a test can see that nothing stayed impossible.
+    """
 
     num_states: int
+    actions: frozenset[str] = frozenset()
     broken: str = ""
     way: tuple[object, ...] = ()
     is_whole: bool = True
@@ -71,13 +77,14 @@ def explore(model: Model[A, S], limit: int | None = None) -> Found:
     """
     start = model.normal(model.start)
     parents: dict[int, tuple[int, A | None]] = {hash(start): (0, None)}
-    queue = deque([start])
-    while queue:
+    queue, actions = deque([start]), set[A]()
+    while queue and (limit is None or len(parents) < limit):
         state = queue.popleft()
         key, can_help = hash(state), False
         try:
             for action, helps, after in model.moves(state):
                 can_help |= helps
+                actions.add(action)
                 if after is state:  # refused
                     continue
                 normal = model.normal(after)
@@ -87,9 +94,7 @@ def explore(model: Model[A, S], limit: int | None = None) -> Found:
             model.audit(state, can_help=can_help)
         except Broken as broken:
             return Found(num_states=len(parents), broken=str(broken), way=_way(parents, key), is_whole=False)
-        if limit is not None and len(parents) >= limit:
-            return Found(num_states=len(parents), is_whole=False)
-    return Found(num_states=len(parents))
+    return Found(num_states=len(parents), actions=frozenset(map(str, actions)), is_whole=not queue)
 
 
 def _way(parents: Mapping[int, tuple[int, A | None]], key: int) -> tuple[A, ...]:
@@ -119,32 +124,28 @@ def reached(model: Model[A, S]) -> Iterator[tuple[S, tuple[A, ...]]]:
 def walk(model: Model[A, S], *, seed: int, length: int, odds: Callable[[A], float], last: A) -> str:
     """One random history: the broken promise, or "".
 
-    After `length` moves the adversary takes `last` (the feed ends) and nothing more. What is under way must then come to its end
-    by the moves that help, in whatever order they are picked, within another `length` moves.
+    After `length` moves the adversary takes `last` (the feed ends) as soon as it can, and nothing more. What is under way must then
+    come to its end by the moves that help, in whatever order they are picked, within another `length` moves.
     odds: how often the adversary's action is picked, beside 1.0 for each move that helps; 0.0: never before `length`.
     """
     rng, state = random.Random(seed), model.normal(model.start)
     try:
         for _ in range(length):
-            state = _pick(rng, model, state, lambda move: 1.0 if move.helps else odds(move.action))
-        while any(move.action == last for move in model.moves(state)):
-            state = _pick(rng, model, state, lambda move: float(move.action == last))
+            moves = _audited(model, state)
+            weights = [1.0 if move.helps else odds(move.action) for move in moves]
+            state = model.normal(rng.choices(moves, weights)[0].after)
         for _ in range(length):
-            if not any(move.helps for move in _audited(model, state)):
+            moves = _audited(model, state)
+            moves = [move for move in moves if move.action == last] or [move for move in moves if move.helps]
+            if not moves:
                 return ""
-            state = _pick(rng, model, state, lambda move: float(move.helps))
+            state = model.normal(rng.choice(moves).after)
     except Broken as broken:
         return str(broken)
-    return "it never ends"
+    return ENDLESS
 
 
 def _audited(model: Model[A, S], state: S) -> list[Move[A, S]]:
     moves = list(model.moves(state))
     model.audit(state, can_help=any(move.helps for move in moves))
     return moves
-
-
-def _pick(rng: random.Random, model: Model[A, S], state: S, weight: Callable[[Move[A, S]], float]) -> S:
-    moves = _audited(model, state)
-    weights: Iterable[float] = [weight(move) for move in moves]
-    return model.normal(rng.choices(moves, list(weights))[0].after)

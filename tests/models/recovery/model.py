@@ -19,14 +19,16 @@ from tests.models.recovery.state import RECOVERING, Case, State
 from tests.models.recovery.steps import evaluation_moves, step_moves
 from tests.models.search import Move
 
+NEW_RUN = State()
+"""Its step 0 is saved."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryModel:
-    case: Case
+    """start: where the search begins."""
 
-    @property
-    def start(self) -> State:
-        return State()
+    case: Case
+    start: State = NEW_RUN
 
     def moves(self, state: State) -> Iterator[Move[str, State]]:
         process, case = state.process, self.case

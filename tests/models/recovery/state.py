@@ -18,7 +18,7 @@ NONE = -1
 """No step, no version, no number. The only one below 0."""
 
 RECOVERING, IDLE, RECORDED, UPDATED, RETIRED, PUBLISHED = range(6)
-"""Where the process is. RECOVERING: it has its incarnation, and no weights yet. PUBLISHED: only in a variant whose record is late."""
+"""Where the process is. RECOVERING: it has its incarnation, and no weights yet. PUBLISHED: only where a record is late."""
 
 CLEAN, DEAD_ROWS, TORN = range(3)
 """Flaws of a session: rows of a dead attempt are among its own; it counts as settled and its rows are not there."""

@@ -47,7 +47,9 @@ WRONG: dict[str, Variant] = {
     "the record is written just before the publication": _variant(
         5, oracles.NEWER_THAN_JOURNAL, SYNC, recorded=Recorded.BEFORE_PUBLISHING
     ),
-    "the record is written after the publication": _variant(5, oracles.TOO_MANY_GROUPS, NEXT_SELDOM, recorded=Recorded.AFTER_PUBLISHING),
+    "the record is written after the publication": _variant(
+        5, oracles.TOO_MANY_GROUPS, NEXT_SELDOM, recorded=Recorded.AFTER_PUBLISHING
+    ),
     "a repeated step samples anew": _variant(5, oracles.OTHER_KEYS, NEXT_SELDOM, recorded_keys_are_taken_again=False),
     "a batch takes the first terminal groups": _variant(5, oracles.TOO_OLD, NEXT_TWO_TURNS, batch_waits_for_its_groups=False),
     "a mark in the journal says which rows are retired": _variant(6, oracles.OTHER_KEYS, NEXT_SELDOM, rows_follow_records=False),
