@@ -21,8 +21,8 @@ GROUP_SIZE = 2
 class Rig:
     """What a trainer and its runner do to replay, step by step."""
 
-    def __init__(self, *, batch_size: int, updates: int, max_staleness: int, config: ReplayConfig, journal: Journal | None) -> None:
-        self.queue = TransferQueue(journal)
+    def __init__(self, *, batch_size: int, updates: int, max_staleness: int, config: ReplayConfig, queue: TransferQueue) -> None:
+        self.queue = queue
         self.admission = Admission(batch_size=batch_size, updates=updates, max_staleness=max_staleness)
         self.replay = ReplayBuffer(self.queue, self.admission, group_size=GROUP_SIZE, config=config, world=RealWorld())
         self.batch_size = batch_size
@@ -79,9 +79,11 @@ async def _start(
     sample_timeout_s: float = 30.0,
     max_failed: int = 32,
     journal: Journal | None = None,
+    queue: TransferQueue | None = None,
 ) -> AsyncIterator[Rig]:
     config = ReplayConfig(sample_timeout_s=sample_timeout_s, max_failed_groups_in_a_row=max_failed)
-    rig = Rig(batch_size=batch_size, updates=updates, max_staleness=max_staleness, config=config, journal=journal)
+    store = queue or TransferQueue(journal)
+    rig = Rig(batch_size=batch_size, updates=updates, max_staleness=max_staleness, config=config, queue=store)
     running = asyncio.create_task(rig.replay.run())
     await settle_loop()
     try:

@@ -1,9 +1,9 @@
 """ReplayBuffer: whole groups in admission order, waits that end, failures that make room."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,10 +16,12 @@ from asyncrl.errors import (
     ReplayError,
     TooManyFailuresError,
 )
+from asyncrl.fields import Tag
 from asyncrl.journal.model import MemoryJournal
 from asyncrl.keys import GroupLease, SessionLease, StepLease
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.transfer_queue import TransferQueue
+from asyncrl.transfer_queue.watch import Watch
 from asyncrl.world import RealWorld
 
 StartRig = Callable[..., AbstractAsyncContextManager[Any]]
@@ -231,6 +233,35 @@ async def test_too_many_failures_in_a_row_end_the_run_with_the_last_error(start_
         with pytest.raises(TooManyFailuresError):
             await rig.replay.sample(1, 2)
         assert rig.queue.stats()["keys"] == 0
+
+
+class Twice(TransferQueue):
+    """Every set of changes comes twice, the second one late."""
+
+    def kv_watch(self, partition_id: str) -> Watch:
+        return cast("Watch", self._twice(super().kv_watch(partition_id)))
+
+    async def _twice(self, watch: Watch) -> AsyncIterator[dict[str, Tag | None]]:
+        async for changes in watch:
+            yield changes
+            await asyncio.sleep(0)
+            yield changes
+
+
+async def test_a_failure_that_is_told_twice_is_dropped_once_and_replay_goes_on(start_rig: StartRig, settled: Settled) -> None:
+    async with start_rig(batch_size=2, queue=Twice()) as rig:
+        await rig.admit("a")
+        await rig.admit("b")
+        await settled()
+        await rig.fail("a")
+        await settled()
+        await rig.finish("b")
+        await rig.admit("c")
+        await rig.finish("c")
+        batch = await rig.replay.sample(1, 2)
+        assert dict.fromkeys(batch.uids) == {"b": None, "c": None}
+        assert rig.admission.counters()["dropped/failure"] == 1
+        assert rig.replay._gone == {}, "what is gone from the store is forgotten"
 
 
 async def test_a_finished_group_ends_the_row_of_failures(start_rig: StartRig, settled: Settled) -> None:
