@@ -116,6 +116,7 @@ async def _open_queue(machine: Machine, plan: FaultPlan, run: TrainRun, oracles:
 
 async def _save(machine: Machine, policy: SimPolicy, world: SimWorld, seams: Seams, border: Border) -> list[int]:
     """As a real one: the weights as they are, written in the thread that owns them, whole only at the end."""
+    seams.save_begins(border.step)
     checkpoint = await world.offload(lambda: SimCheckpoint(border=border, lineage=policy.lineage), pool="model")
     seams.saving()
     began = world.now()

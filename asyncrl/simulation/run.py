@@ -15,7 +15,7 @@ from functools import lru_cache
 from asyncrl.config.simulation import Scenario
 from asyncrl.journal.model import JournalDisk
 from asyncrl.simulation.draws import unit
-from asyncrl.simulation.errors import Crash, EndlessError, SimulationError
+from asyncrl.simulation.errors import Crash, EndlessError, SimulationError, Violation
 from asyncrl.simulation.events import EventLog
 from asyncrl.simulation.faults import FaultKind, FaultPlan, ResumeFault, armed_kinds
 from asyncrl.simulation.faults.awaits import AwaitCoverage
@@ -34,6 +34,8 @@ from asyncrl.world import derive_seed
 
 FAULTY_LIVES = 12
 """Lives after which faults cease."""
+MAY_BE_LEFT = ("guest: ", "sim: ")
+"""Tasks that may outlive the controller: guests that hold on to their cancellation, and the simulator's own."""
 LOOK_TURNS = 1024
 """Turns between two looks at how much time has passed."""
 
@@ -198,6 +200,7 @@ class _Life:
         self._evaluates = run.evaluates
         self._seed = seed
         self._stop = Stop()
+        self._trainer_before = outcome.watcher.trainer
         self.loop = VirtualLoop(seed, order=run.order, start_s=machine.now_s)
         self.plan = run.plan(self.loop, self._stop, seed, at)
         self.loop.before_step = outcome.log.step
@@ -228,15 +231,17 @@ class _Life:
                     evaluates=self._evaluates,
                 )
             )
-            self._check_nothing_left()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as ended:  # whether it may end so is for the run to say
             error = ended
         try:
+            # What ended in the middle of a turn has nothing to say about its end.
+            is_cut_short = isinstance(error, (Crash, SimulationError))
+            if not is_cut_short:
+                self._check_end()
             if self._oracles is not None:
-                # What ended in the middle of a turn has nothing to say about its end.
-                self._oracles.end_life(error, crashed=isinstance(error, (Crash, SimulationError)))
+                self._oracles.end_life(error, crashed=is_cut_short)
         finally:
             self._leave(error)
         return error
@@ -255,10 +260,17 @@ class _Life:
             self.plan.process.ring()
         self._look_turn = min(self.loop.turns + LOOK_TURNS, self.plan.process.next_turn)
 
-    def _check_nothing_left(self) -> None:
-        left = [task.get_name() for task in self.loop.tasks_left if not task.get_name().startswith("guest: ")]
+    def _check_end(self) -> None:
+        """The controller has ended by itself: nothing of it is left, and nothing that was learned is lost between two steps."""
+        left = [name for task in self.loop.tasks_left if not (name := task.get_name()).startswith(MAY_BE_LEFT)]
         if left:
             raise EndlessError(f"the controller has ended, and tasks of it have not: {left[:8]}")
+        trainer = self._outcome.watcher.trainer
+        if trainer is None or trainer is self._trainer_before or trainer._is_updating:
+            return
+        step, newest = trainer.border.step, self._machine.newest
+        if step and step not in (newest and newest.border.step, self.plan.saved_step):
+            raise Violation("border", f"the run ended at the border of step {step}, and no checkpoint of it was begun")
 
     def _leave(self, error: BaseException | None) -> None:
         """What remains: the time, and of the journal what it must keep and perhaps more."""

@@ -71,6 +71,9 @@ class Seams:
     async def site(self, name: str) -> None:
         """A place in the controller where it may be held up (`World.site`)."""
 
+    def save_begins(self, step: int) -> None:
+        """A checkpoint of `step` is asked for."""
+
     def saving(self) -> None:
         """A checkpoint is half written."""
 

@@ -74,6 +74,8 @@ class FaultPlan(Seams):
         self.haunts = FaultKind.LATE_WRITE in armed or FaultKind.TAG_REPLAY in armed
         """The store is a HauntedQueue."""
         self._log = log
+        self.saved_step = 0
+        """The last step of which a checkpoint was begun."""
         self._awaits = awaits
         self._stop = stop
         shares = {kind: min(1.0, getattr(rates, kind.value) * armed.get(kind, 0.0)) for kind in FaultKind}
@@ -148,6 +150,9 @@ class FaultPlan(Seams):
         if pause_s is not None:
             self.note(FaultKind.SITE, f"{name} for {pause_s:.3f} s")
             await asyncio.sleep(pause_s)
+
+    def save_begins(self, step: int) -> None:
+        self.saved_step = step
 
     def saving(self) -> None:
         self.process.saving()
