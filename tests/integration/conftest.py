@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from asyncrl.assembly import Rollout, open_rollout, open_trainer
+from asyncrl.assembly import open_rollout, open_trainer
 from asyncrl.config import TrainRun, load_run
 from asyncrl.examples.tiny_model import save_model
 from asyncrl.observe.run_folder import create_run_folder
 from asyncrl.preflight import check_train
 from asyncrl.stopping import Stop
 from asyncrl.trainer import Trainer
+from asyncrl.wiring import Rollout
 from asyncrl.world import RealWorld
 
 CONFIG = """

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.assembly import Rollout
+from asyncrl.agents.chat_template import ChatTemplate
 from asyncrl.errors import EngineError, JournalWriteError
 from asyncrl.ports import GenerateRequest, Prompt, WeightSnapshot
 from asyncrl.rollout.scripted import ScriptedEngine
 from asyncrl.trainer import Border, Trainer
 from asyncrl.training.checkpoint import kept_steps, open_checkpoint
+from asyncrl.wiring import Rollout
 
 Opened = Callable[..., AbstractAsyncContextManager[Trainer]]
 
@@ -24,11 +25,14 @@ async def test_a_journal_that_fails_in_a_session_leaves_a_checkpoint_of_the_last
     journal = tmp_path / "runs/small/journal.db"
 
     def equip(rollout: Rollout) -> Rollout:
+        template = rollout.template
+        assert isinstance(template, ChatTemplate)
+
         async def answer(request: GenerateRequest) -> Sequence[int]:
             if engine.version == 2:
                 journal.unlink(missing_ok=True)
             await asyncio.sleep(0)
-            return rollout.template.encode_assistant(f"it is {request.seed % 7}")
+            return template.encode_assistant(f"it is {request.seed % 7}")
 
         engine = ScriptedEngine(answer, context_len=400, decode=rollout.template.decode)
         return replace(rollout, engine=engine)
@@ -54,8 +58,11 @@ async def test_a_second_failure_does_not_cut_the_checkpoint_of_the_first_one_sho
     """The journal fails in a group, which cancels the task that is writing the checkpoint."""
 
     def equip(rollout: Rollout) -> Rollout:
+        template = rollout.template
+        assert isinstance(template, ChatTemplate)
+
         async def answer(request: GenerateRequest) -> Sequence[int]:
-            return rollout.template.encode_assistant(f"it is {request.seed % 7}")
+            return template.encode_assistant(f"it is {request.seed % 7}")
 
         return replace(rollout, engine=DeafEngine(answer, context_len=400, decode=rollout.template.decode))
 

@@ -15,14 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.agents.chat_template import ChatTemplate
 from asyncrl.agents.loop import AgentLoopOutput, SessionContext
 from asyncrl.agents.single_turn import SingleTurn
-from asyncrl.assembly import Rollout
 from asyncrl.errors import EngineError
 from asyncrl.ports import GenerateRequest, Prompt
 from asyncrl.rollout.scripted import ScriptedEngine
 from asyncrl.tools import FunctionTool, Tool
 from asyncrl.trainer import Trainer
+from asyncrl.wiring import Rollout
 
 FAULTY = "what is 3+0?"
 """The one row that meets the fault."""
@@ -136,6 +137,7 @@ def scripted(deed: Callable[[GenerateRequest], Awaitable[str]]) -> Equip:
 
     def equip(rollout: Rollout) -> Rollout:
         template = rollout.template
+        assert isinstance(template, ChatTemplate)
 
         async def answer(request: GenerateRequest) -> Sequence[int]:
             is_faulty = FAULTY in template.decode(list(request.prompt_ids))

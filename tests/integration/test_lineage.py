@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from tensordict import TensorDict
 
-from asyncrl.assembly import Rollout, run_training
+from asyncrl.agents.chat_template import ChatTemplate
+from asyncrl.assembly import run_training
 from asyncrl.config import TrainRun, load_run
 from asyncrl.errors import TooManyFailuresError
 from asyncrl.fields import CATALOGUE, Axis
@@ -26,6 +27,7 @@ from asyncrl.protocol.ragged import lengths_of, rows_of
 from asyncrl.rollout.scripted import ScriptedEngine
 from asyncrl.stages.stage import Stage, StageOutput
 from asyncrl.trainer import Trainer
+from asyncrl.wiring import Rollout
 
 Opened = Callable[..., AbstractAsyncContextManager[Trainer]]
 
@@ -49,6 +51,7 @@ OF_STAGES = ["old_log_probs", "entropy", "token_level_scores", "token_level_rewa
 def calling_tools(rollout: Rollout) -> Rollout:
     """In the first session of a group a call, then an answer; in the others an answer of a length of their own."""
     template = rollout.template
+    assert isinstance(template, ChatTemplate)
 
     async def answer(request: GenerateRequest) -> Sequence[int]:
         _, session_id, turn = request.request_id.rsplit("_", 2)

@@ -26,7 +26,8 @@ class Conservation(Oracle):
         alive = sum(uid not in recorded for uid in ground.admission._alive)  # a record is in the store before admission has it
         if alive + len(recorded) > limit:
             self.fail(
-                f"{lines[-1]} was admitted without a place: {alive} alive + {len(recorded)} recorded since version {version} > {limit}"
+                f"{lines[-1]} was admitted without a place: {alive} alive + {len(recorded)} recorded "
+                f"since version {version} > {limit}"
             )
 
     def turn(self) -> None:
