@@ -53,12 +53,16 @@ def main() -> None:
         return
     started, lines = time.perf_counter(), list[Line]()
     with ProcessPoolExecutor(args.jobs) as pool:
-        for future in [pool.submit(search) for search in _searches(is_full=args.full)]:
-            lines.append(future.result())
-            sys.stdout.write(f"{'ok    ' if lines[-1].is_good else 'WRONG '} {lines[-1].text}\n")
+        for line in pool.map(_call, _searches(is_full=args.full)):
+            lines.append(line)
+            sys.stdout.write(f"{'ok    ' if line.is_good else 'WRONG '} {line.text}\n")
             sys.stdout.flush()
     sys.stdout.write(_sum(lines, time.perf_counter() - started))
     sys.exit(not all(line.is_good for line in lines))
+
+
+def _call(search: Callable[[], Line]) -> Line:
+    return search()
 
 
 def _arguments() -> argparse.Namespace:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.models.admission.cases import SMALL
 from tests.models.admission.model import POSITION, TOO_OLD, AdmissionModel, Case
-from tests.models.admission.policies import FEASIBLE, RIGHT, WRONG, Policy, Variant
+from tests.models.admission.policies import FEASIBLE, RIGHT, WRONG, Policy, Variant, one_place_more
 from tests.models.search import explore
 
 
@@ -35,7 +35,7 @@ def test_a_wrong_policy_trains_on_what_is_too_old(variant: Variant) -> None:
 
 def test_one_place_more_breaks_the_position_promise() -> None:
     """So the rule is the weakest that keeps it: see the proof."""
-    policy = replace(RIGHT, limit=lambda case: case.limit + 1)
+    policy = replace(RIGHT, limit=one_place_more)
     found = explore(AdmissionModel(case=Case(max_staleness=1, batch=1), policy=policy))
     assert found.broken == POSITION
     assert [str(action) for action in found.way] == ["admit"] * 3

@@ -31,6 +31,22 @@ def until_failure(x: State, case: Case) -> int:
     return until_publication(x, case) - case.batch * (x.phase == RESTORED)
 
 
+# --- places that there are
+
+
+def all_places(case: Case) -> int:
+    """The rule: (max_staleness + 1) x batch x updates."""
+    return case.limit
+
+
+def one_place_more(case: Case) -> int:
+    return case.limit + 1
+
+
+def places_of_one_step(case: Case) -> int:
+    return (case.max_staleness + 1) * case.batch
+
+
 # --- groups that a step takes, as indices into the queue, or None while it waits
 
 
@@ -94,7 +110,7 @@ class Policy:
     """
 
     held: Callable[[State, Case], int] = until_publication
-    limit: Callable[[Case], int] = lambda case: case.limit
+    limit: Callable[[Case], int] = all_places
     take: Callable[[State, Case], tuple[int, ...] | None] = first_of_the_queue
     queue: Callable[[Alive, Group], Alive] = at_the_end
     drops_rest: bool = True
@@ -125,9 +141,9 @@ WRONG: dict[str, Variant] = {
     "a place is freed by the record": Variant(policy=replace(_WRONG, held=until_record), case=SYNC, breaks=STRANDED),
     "a place is freed by retiring": Variant(policy=replace(_WRONG, held=until_retired), case=SYNC, breaks=STRANDED),
     "a failed step frees its places": Variant(policy=replace(_WRONG, held=until_failure), case=SYNC, breaks=STRANDED),
-    "one place too many": Variant(policy=replace(_WRONG, limit=lambda case: case.limit + 1), case=SYNC, breaks=STRANDED),
+    "one place too many": Variant(policy=replace(_WRONG, limit=one_place_more), case=SYNC, breaks=STRANDED),
     "places for one step of each version": Variant(
-        policy=replace(_WRONG, limit=lambda case: (case.max_staleness + 1) * case.batch), case=TWO_STEPS, breaks=DEADLOCK
+        policy=replace(_WRONG, limit=places_of_one_step), case=TWO_STEPS, breaks=DEADLOCK
     ),
     "the first terminal groups are taken": Variant(policy=replace(_WRONG, take=first_terminal), case=NEXT, breaks=STRANDED),
     "earliest deadline first, waiting only for groups that are due": Variant(
