@@ -17,8 +17,7 @@ import typer
 
 from asyncrl import __version__
 from asyncrl.config import SFTRun, TrainRun, load_run, to_toml
-from asyncrl.config.simulation import Scenario
-from asyncrl.errors import AsyncRLError, ConfigError
+from asyncrl.errors import AsyncRLError
 from asyncrl.event_loop import run_loop
 from asyncrl.journal.summary import render, summarize
 from asyncrl.observe.trace_command import TraceFormat, render_trace, write_output
@@ -64,6 +63,10 @@ SweepOption = Annotated[
 ]
 OutputFolder = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Write pictures, a Perfetto trace and JSON here.", show_default=False)
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes. Default: of a hunt one a core, of several simulations one.", show_default=False),
 ]
 EventsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every event of the run here.", show_default=False)]
 
@@ -155,11 +158,13 @@ def evaluate(
 @app.command()
 def simulate(
     scenarios: Scenarios,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The seed of one run.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="The seed of one run. Default: 0.", show_default=False)
+    ] = None,
     seeds: Seeds = "",
     faults: Annotated[str, typer.Option(metavar="KINDS", help="all, none, or kinds of faults with commas.")] = "none",
     order: Annotated[str, typer.Option(metavar="strict|tasks|all", help="What the seed may reorder.")] = "tasks",
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes of a hunt. Default: one a core.", show_default=False)] = None,
+    jobs: Jobs = None,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Hunt on after a violation.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Several scenarios side by side.")] = False,
     sweep: SweepOption = "",
@@ -168,42 +173,26 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run the whole controller under virtual time on models of its edges: to size a cluster, or to hunt for faults."""
-    files, overrides = _scenarios_of(scenarios, swept=sweep)
-    if order not in ("strict", "tasks", "all"):
-        raise ConfigError(f"--order {order!r}: strict, tasks or all")
-    from asyncrl.simulation.command import SimulateOptions, run_command
-    from asyncrl.simulation.loop import Order
+    from asyncrl.simulation.asked import read_asked
 
-    options = SimulateOptions(
-        files=files,
-        overrides=overrides,
+    asked = read_asked(
+        scenarios,
         seed=seed,
         seeds=seeds,
         faults=faults,
-        order=Order(order),
+        order=order,
         jobs=jobs,
-        keep_going=keep_going,
-        compare=compare,
+        keeps_going=keep_going,
+        compares=compare,
         sweep=sweep,
         output=output,
         events=events,
         as_json=as_json,
         width=_terminal_width(),
     )
-    raise typer.Exit(run_command(options))
+    from asyncrl.simulation.command import run_asked
 
-
-def _scenarios_of(words: list[str], *, swept: str) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Files and overrides, checked before anything heavy is imported; what is swept may complete them."""
-    overrides = tuple(word for word in words if "=" in word)
-    files = tuple(Path(word) for word in words if "=" not in word)
-    strange = [file for file in files if file.suffix != ".toml"]
-    if strange or not files:
-        what = strange[0] if strange else "simulate"
-        raise ConfigError(f"{what}: give scenarios that end in .toml, and values as section.key=value")
-    for file in files:
-        load_run(Scenario, file, () if swept else overrides)
-    return files, overrides
+    raise typer.Exit(run_asked(asked))
 
 
 @app.command()

@@ -4,6 +4,7 @@ hunt, shrink -> [run_task] -> simulate -> RunReport
 """
 
 import traceback
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,10 @@ from asyncrl.wording import first_of
 
 MAX_TRACE_LINES = 60
 """Of a failure's traceback, from its end: beyond them it is the loop's own frames."""
+
+
+LAST_EVENTS = 50
+"""Told of a finding: what led to it is rarely further back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +67,7 @@ def run_task(task: RunTask) -> RunReport:
     outcome = simulate(task.scenario, seed=task.seed, faults=task.faults, order=task.order, oracles=task.oracles)
     return RunReport(
         seed=task.seed,
-        finding=None if outcome.failure is None else _finding_of(outcome, outcome.failure),
+        finding=finding_of(outcome),
         num_lives=outcome.num_lives,
         steps=outcome.steps,
         seconds=outcome.seconds,
@@ -70,14 +75,18 @@ def run_task(task: RunTask) -> RunReport:
     )
 
 
-def _finding_of(outcome: Outcome, failure: BaseException) -> Finding:
+def finding_of(outcome: Outcome) -> Finding | None:
+    """With its last events, however many the log has kept."""
+    failure = outcome.failure
+    if failure is None:
+        return None
     return Finding(
         seed=outcome.seed,
         kind=kind_of(failure),
         message=str(failure) or type(failure).__name__,
         event=outcome.log.num_events,
         at_s=outcome.log.now(),
-        events=tuple(outcome.log.lines()),
+        events=tuple(deque(outcome.log.lines(), maxlen=LAST_EVENTS)),
         trace=_trace_of(failure),
     )
 
