@@ -49,7 +49,8 @@ AT_PLACES = (
     ),
     AtPlace(
         what="the trainer's own task was cancelled from inside: no checkpoint, and an end without a word",
-        places=((CANCEL, "batch = await self.train_step(step)"),),
+        places=((CANCEL, "await self.publish(step)"),),
+        changes={"trainer.save_freq": 0},
     ),
     AtPlace(
         what="a cancellation in the end of a group whose admission had failed hid that: it stayed pending for ever",
