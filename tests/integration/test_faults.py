@@ -251,7 +251,7 @@ class Odd:
     ("breaks", "failure"),
     [
         (lambda output: replace(output, extra_fields={**output.extra_fields, "file": object()}), "FieldError (infra)"),
-        (lambda output: replace(output, response_ids=("x",) * len(output.response_ids)), "TypeError (infra)"),
+        (lambda output: replace(output, response_ids=("x",) * len(output.response_ids)), "FieldError (infra)"),
     ],
     ids=["not json", "not ids"],
 )
