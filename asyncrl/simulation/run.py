@@ -277,13 +277,14 @@ class _Life:
         machine, outcome, scenario = self._machine, self._outcome, self._machine.scenario
         outcome.steps += self.loop.steps
         outcome.num_resumes += self.plan.resumes.num_resumes
-        outcome.hits.update(self.plan.hits)
         outcome.watcher.end(self.loop.time())
         machine.now_s = self.loop.time() + (0.0 if machine.is_finished else scenario.sim.times.restart_s)
         is_power_loss = isinstance(error, Crash) and error.args == (Loss.POWER,)
         machine.journal.crash(unit(self._seed, 5), power=is_power_loss)
-        if len(machine.checkpoints) > 1 and self.plan.strikes(FaultKind.CHECKPOINT_DAMAGE, "the newest checkpoint"):
+        may_be_damaged = not machine.is_finished and len(machine.checkpoints) > 1
+        if may_be_damaged and self.plan.strikes(FaultKind.CHECKPOINT_DAMAGE, "the newest checkpoint"):
             machine.checkpoints.pop()
+        outcome.hits.update(self.plan.hits)
         self.loop.abandon()
 
 
