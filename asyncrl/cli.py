@@ -47,7 +47,7 @@ Overrides = Annotated[
 ]
 
 Scenarios = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         metavar="SCENARIO.toml... [section.key=value ...]",
         help="Scenarios, such as configs/sim/tools.toml, and values that replace those of the files.",
@@ -67,6 +67,14 @@ OutputFolder = Annotated[
 Jobs = Annotated[
     int | None,
     typer.Option(min=1, help="Processes. Default: of a hunt one a core, of several simulations one.", show_default=False),
+]
+FittedRun = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="Print the scenario of a real run, such as runs/quickstart; --output FILE writes it.",
+        show_default=False,
+    ),
 ]
 EventsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every event of the run here.", show_default=False)]
 
@@ -157,7 +165,7 @@ def evaluate(
 
 @app.command()
 def simulate(
-    scenarios: Scenarios,
+    scenarios: Scenarios = None,
     seed: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="The seed of one run. Default: 0.", show_default=False)
     ] = None,
@@ -169,6 +177,7 @@ def simulate(
     compare: Annotated[bool, typer.Option("--compare", help="Several scenarios side by side.")] = False,
     sweep: SweepOption = "",
     output: OutputFolder = None,
+    fit: FittedRun = None,
     events: EventsFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -176,7 +185,7 @@ def simulate(
     from asyncrl.simulation.asked import read_asked
 
     asked = read_asked(
-        scenarios,
+        scenarios or [],
         seed=seed,
         seeds=seeds,
         faults=faults,
@@ -186,6 +195,7 @@ def simulate(
         compares=compare,
         sweep=sweep,
         output=output,
+        fit=fit,
         events=events,
         as_json=as_json,
         width=_terminal_width(),

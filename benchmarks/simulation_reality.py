@@ -215,7 +215,7 @@ def summary(rounds: Sequence[Sequence[Comparison]]) -> dict[str, dict[str, float
             "predicted_s": round(statistics.median(each.predicted_s for each in of), 3),
             "measured_s": round(statistics.median(each.measured_s for each in of), 3),
             "error": round(statistics.median(each.error for each in of), 4),
-            "worst": round(max((each.error for each in of), key=lambda error: abs(error)), 4),
+            "worst": round(max(of, key=lambda each: abs(each.error)).error, 4),
             "no_change": round(statistics.median(each.no_change for each in of), 4),
         }
         for name, of in found.items()

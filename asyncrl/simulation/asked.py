@@ -11,6 +11,7 @@ from pathlib import Path
 from asyncrl.config import load_run
 from asyncrl.config.simulation import Scenario
 from asyncrl.errors import ConfigError
+from asyncrl.observe.run_folder import RunFolder, existing_file
 from asyncrl.simulation.faults import ALL, FaultKind
 from asyncrl.simulation.loop import Order
 
@@ -52,6 +53,9 @@ class Asked:
     compares: bool = False
     sweep: Sweep | None = None
     output: Path | None = None
+    """A folder; with `fit`, a file."""
+    fit: Path | None = None
+    """The folder of a real run, whose scenario is asked for and nothing else."""
     events: Path | None = None
     as_json: bool = False
     width: int | None = None
@@ -70,11 +74,17 @@ def read_asked(
     compares: bool = False,
     sweep: str = "",
     output: Path | None = None,
+    fit: Path | None = None,
     events: Path | None = None,
     as_json: bool = False,
     width: int | None = None,
 ) -> Asked:
-    """words: files, which end in .toml, and overrides, which have a `=`. Raises ConfigError, one line."""
+    """words: files, which end in .toml, and overrides, which have a `=`. Raises ConfigError or RunFolderError, one line."""
+    if fit is not None:
+        if words or seeds or sweep or compares or as_json or keeps_going or (seed, jobs, events) != (None, None, None):
+            raise ConfigError("--fit RUN goes with --output FILE and nothing else; what it prints is a scenario to simulate")
+        existing_file(fit, RunFolder(path=fit).config.name, "it is not the folder of a run")
+        return Asked(scenarios=(), fit=fit, output=output)
     files, overrides = _split(words)
     swept = parse_sweep(sweep) if sweep else None
     hunted = parse_seeds(seeds) if seeds else None

@@ -1,6 +1,6 @@
 """`asyncrl simulate`: what was asked for, done and told.
 
-cli -> Asked -> [command] -> simulate | hunt | shrink -> report, timeline, perfetto, comparison
+cli -> Asked -> [command] -> simulate | hunt | shrink | fit -> report, timeline, perfetto, comparison
 
 Every way returns the exit code: 1 when a violation was found, or a run failed.
 """
@@ -23,6 +23,7 @@ from asyncrl.ports import Json
 from asyncrl.simulation.activity import Activity
 from asyncrl.simulation.asked import Asked, Named
 from asyncrl.simulation.comparison import as_json, draw_shares, draw_sweep, side_by_side
+from asyncrl.simulation.fit import fit_text
 from asyncrl.simulation.hunt import HuntResult, finding_lines, hunt, num_jobs, print_hunt, progress_to, replay_of
 from asyncrl.simulation.hunt_runs import Finding, RunTask, finding_of
 from asyncrl.simulation.perfetto import trace_of
@@ -40,6 +41,8 @@ def run_asked(asked: Asked) -> int:
     """Raises RunFolderError for a file that cannot be written."""
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)  # the controller's own lines, thousands of times, of a world that is not there
+    if asked.fit is not None:
+        return _fit(asked.fit, asked.output)
     if asked.output is not None:
         _make_folder(asked.output)
     if asked.seeds is not None:
@@ -47,6 +50,15 @@ def run_asked(asked: Asked) -> int:
     if asked.compares or asked.sweep is not None:
         return _side_by_side(asked)
     return max([_one(asked, named) for named in asked.scenarios])
+
+
+def _fit(run: Path, output: Path | None) -> int:
+    text = fit_text(run)
+    if output is None:
+        print(text, end="")
+    else:
+        _written(output, partial(_write_text, text))
+    return 0
 
 
 # --- one after the other ----------------------------------------------------------------------------------------------------------
@@ -125,7 +137,9 @@ def _reports(asked: Asked) -> list[Report]:
     scenarios = [named.scenario for named in asked.scenarios]
     if (asked.jobs or 1) == 1:
         return [work(scenario) for scenario in scenarios]
-    with ProcessPoolExecutor(asked.jobs, mp_context=multiprocessing.get_context("forkserver")) as processes:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # everything is imported once, by who has no threads
+    with ProcessPoolExecutor(asked.jobs, mp_context=context) as processes:
         return list(processes.map(work, scenarios))
 
 

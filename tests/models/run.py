@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -47,7 +47,7 @@ class Line:
 
 
 def main() -> None:
-    args = _arguments()
+    args = arguments()
     if args.trace:
         _write_ways(args.trace)
         return
@@ -65,12 +65,13 @@ def _call(search: Callable[[], Line]) -> Line:
     return search()
 
 
-def _arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Of the command line, or `words`."""
     parser = argparse.ArgumentParser(prog="python -m tests.models.run")
     parser.add_argument("--full", action="store_true", help="every case, up to three million states each")
     parser.add_argument("--trace", metavar="PART", help="show the ways into the failures of these variants")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def _sum(lines: list[Line], seconds: float) -> str:

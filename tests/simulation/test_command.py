@@ -11,15 +11,19 @@ import pytest
 from matplotlib.image import imread
 
 from asyncrl import cli
+from asyncrl.config import load_run, to_toml
+from asyncrl.config.simulation import Scenario
+from asyncrl.observe.trace_file import TraceLog
 from asyncrl.simulation.asked import parse_faults, parse_seeds, parse_sweep
 from asyncrl.simulation.faults import ALL, FaultKind
+from asyncrl.simulation.run import simulate as run_scenario
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "sim"
 SMALLEST, REFERENCE = str(CONFIGS / "smallest.toml"), str(CONFIGS / "reference.toml")
 Said = tuple[int, str, str]
 Simulate = Callable[..., Said]
-ENDLESS = ["sim.max_s=0.001", "trainer.total_training_steps=400"]
-"""What makes a run a failure: it needs more time than it may have."""
+FAILING = ["agent.timeout_s=0.001", "replay.max_failed_groups_in_a_row=1"]
+"""What makes a run a failure: no session can end in time, and nothing that was injected explains it."""
 
 
 @pytest.fixture
@@ -75,14 +79,14 @@ def test_several_files_are_told_one_after_the_other(simulate: Simulate, tmp_path
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_run_that_fails_is_told_with_its_last_events_and_how_to_see_it_again(simulate: Simulate, as_json: bool) -> None:
-    code, out, err = simulate(SMALLEST, *ENDLESS, "--seed", "3", "--faults", "site", *(["--json"] if as_json else []))
+    code, out, err = simulate(SMALLEST, *FAILING, "--seed", "3", "--faults", "site", *(["--json"] if as_json else []))
     assert code == 1
     told = err if as_json else out
-    assert "seed 3: EndlessError at event" in told
+    assert "seed 3: TooManyFailuresError at event" in told
     assert "the last 50 events:" in told
-    assert f"again: asyncrl simulate {SMALLEST} --seed 3 --faults site {' '.join(ENDLESS)}" in told
+    assert f"again: asyncrl simulate {SMALLEST} --seed 3 --faults site {' '.join(FAILING)}" in told
     if as_json:
-        assert json.loads(out)["failure"].startswith("EndlessError: sim.max_s")
+        assert json.loads(out)["failure"].startswith("TooManyFailuresError: ")
 
 
 # --- side by side -----------------------------------------------------------------------------------------------------------------
@@ -114,10 +118,10 @@ def test_a_value_that_is_a_word_can_be_swept(simulate: Simulate, tmp_path: Path)
 
 
 def test_a_simulation_that_failed_has_no_figures_and_an_exit_code(simulate: Simulate) -> None:
-    code, out, err = simulate(SMALLEST, "--sweep", "sim.max_s=0.001,1000", "trainer.total_training_steps=400")
+    code, out, err = simulate(SMALLEST, "--sweep", "agent.timeout_s=0.001,100", FAILING[1])
     row = next(line for line in out.splitlines() if line.startswith("step_s"))
     assert (code, row.split()[1]) == (1, "failed")
-    assert err.startswith("sim.max_s=0.001: EndlessError")
+    assert err.startswith("agent.timeout_s=0.001: TooManyFailuresError")
 
 
 # --- a hunt -----------------------------------------------------------------------------------------------------------------------
@@ -129,11 +133,11 @@ def test_a_hunt_ends_with_its_count(simulate: Simulate) -> None:
 
 
 def test_a_hunt_that_finds_something_shrinks_it(simulate: Simulate) -> None:
-    code, out, _ = simulate(SMALLEST, *ENDLESS, "--seeds", "0..1", "--jobs", "1")
+    code, out, _ = simulate(SMALLEST, *FAILING, "--seeds", "0..1", "--jobs", "1")
     assert (code, out.splitlines()[-1]) == (1, "1 runs, 1 violations")
-    assert "seed 0: EndlessError at event" in out
+    assert "seed 0: TooManyFailuresError at event" in out
     assert f"again: asyncrl simulate {SMALLEST} --seed 0" in out
-    assert "the smallest that still fails with EndlessError" in out
+    assert "the smallest that still fails with TooManyFailuresError" in out
 
 
 def test_a_hunt_in_json(simulate: Simulate) -> None:
@@ -142,13 +146,45 @@ def test_a_hunt_in_json(simulate: Simulate) -> None:
     assert (code, found["runs"], found["violations"], found["findings"], found["shrunk"]) == (0, 3, 0, [], None)
 
 
+# --- a scenario from a run --------------------------------------------------------------------------------------------------------
+
+
+def _write_run(folder: Path, *overrides: str) -> None:
+    """The folder that a real run like the reference scenario would have left."""
+    scenario = load_run(Scenario, Path(REFERENCE), overrides)
+    outcome = run_scenario(scenario, seed=0, oracles=False)
+    assert outcome.failure is None
+    folder.mkdir()
+    (folder / "config.toml").write_text(to_toml(scenario.train_run()))
+    lines = [{"wall_time": step["simulated_s"], **step, "step": int(step["step"])} for step in outcome.watcher.steps]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    for record in outcome.watcher.records:
+        TraceLog(folder / "trace.jsonl").append(record)
+
+
+def test_a_scenario_is_fitted_from_a_run_and_simulated(simulate: Simulate, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    _write_run(
+        run, "trainer.trace_groups=2", "trainer.total_training_steps=5", "data.train_batch_size=2", "sim.engine.prefill_tokens=4096"
+    )
+    code, out, _ = simulate("--fit", str(run))
+    assert code == 0
+    fitted = tmp_path / "fitted.toml"
+    assert simulate("--fit", str(run), "--output", str(fitted))[:2] == (0, "")
+    assert fitted.read_text() == out
+    assert simulate(str(fitted), "trainer.total_training_steps=1")[0] == 0
+
+
 # --- what cannot be ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "Missing argument"),
+        ([], "no scenario is given: give files that end in .toml"),
+        (["--fit", "missing"], "missing does not exist"),
+        (["--fit", "runs", SMALLEST], "--fit RUN goes with --output FILE and nothing else"),
+        (["--fit", "runs", "--seeds", "0..1"], "--fit RUN goes with --output FILE and nothing else"),
         (["rollout.n=2"], "no scenario is given: give files that end in .toml"),
         ([SMALLEST, "fast"], "'fast' is neither: give files that end in .toml"),
         (["missing.toml"], "missing.toml: no such configuration file"),

@@ -14,6 +14,7 @@ from tests.simulation.planted.bug import BUGS
 SEEDS = {
     "cancelled_group_stays_running": 3,
     "last_session_may_be_lost": 12,
+    "error_hidden_by_cancellation": 29,
     "tool_without_deadline": 3,
     "session_without_deadline": 16,
     "guest_forgotten": 3,

@@ -36,6 +36,8 @@ SYNC_HANG_S = 3600.0
 """Seconds that a sync tool hangs in its thread."""
 LOUDNESS = (0.2, 1.0, 5.0)
 """Times its rate that a kind is armed with: a seed may see much of one fault and little of another."""
+OF_A_LIFE = frozenset({FaultKind.CRASH, FaultKind.SIGTERM, FaultKind.CHECKPOINT_DAMAGE})
+"""Kinds whose rate is of whole lives: those that are armed have it as it is."""
 AWAITS = (FaultKind.AWAIT_ERROR, FaultKind.AWAIT_CANCEL, FaultKind.AWAIT_HANG)
 
 
@@ -43,7 +45,8 @@ def armed_kinds(seed: int, asked: frozenset[FaultKind]) -> dict[FaultKind, float
     """Which of the kinds that were asked for this seed has, and how loud each. A single one is always armed."""
     drawn = {kind: derive_seed(seed, "armed", kind.value) for kind in FaultKind if kind in asked}
     chosen = {kind: number for kind, number in drawn.items() if len(drawn) == 1 or unit(number) < 0.5}
-    return {kind: LOUDNESS[int(unit(number, 1) * len(LOUDNESS))] for kind, number in chosen.items()}
+    loud = {kind: LOUDNESS[int(unit(number, 1) * len(LOUDNESS))] for kind, number in chosen.items()}
+    return {kind: 1.0 if kind in OF_A_LIFE else times for kind, times in loud.items()}
 
 
 class FaultPlan(Seams):
