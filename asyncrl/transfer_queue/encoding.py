@@ -57,6 +57,8 @@ _ARRAYS = (torch.Tensor, np.ndarray)
 
 def encode(name: str, values: ColumnValues, keys: Sequence[str], *, step: int | None) -> Block:
     """values: as `ColumnValues`. The catalogue decides what a list of values means for a field that it knows."""
+    if type(values) is list and len(values) == len(keys) == 1 and (block := _encode_one(name, values[0], keys, step)) is not None:
+        return block
     try:
         return _encode(name, values if type(values) is list else _as_column(values), keys, step)
     except RuntimeError as error:  # torch's, of a tensor that is not plain memory: sparse, nested otherwise, without data
@@ -86,6 +88,20 @@ def _encode(name: str, column: torch.Tensor | list[Any], keys: Sequence[str], st
         return block
     rows = [_as_tensor(name, value, expected.dtype, key) for value, key in zip(column, keys, strict=True)]
     return _encode_rows(name, rows, keys, step, expected.kind)
+
+
+def _encode_one(name: str, value: Any, keys: Sequence[str], step: int | None) -> Block | None:
+    """The one value of a turn, or of a session that settles, on the shortest way; None for what is not plain numbers."""
+    expected = _EXPECTED.get(name)
+    if expected is None or expected.dtype is None:
+        return None
+    if expected.kind is Kind.STACKED:
+        value = (value,) if type(value) in _PLAIN_NUMBERS else None
+    packed = _packed(value, expected.dtype)
+    if packed is None:
+        return None
+    values = np.frombuffer(packed, dtype=np.uint8)
+    return Block(Schema.of(expected.kind, expected.dtype, ()), values, [0, len(values)], step, keys)
 
 
 def _encode_plain(column: list[Any], kind: Kind, dtype: torch.dtype, keys: Sequence[str], step: int | None) -> Block | None:
