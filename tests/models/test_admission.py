@@ -1,7 +1,6 @@
 """The admission rule keeps the staleness bound in every history of the small cases, and each wrong rule is caught."""
 
 from dataclasses import replace
-
 from pathlib import Path
 
 import pytest
