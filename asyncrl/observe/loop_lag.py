@@ -1,10 +1,12 @@
-"""How late the event loop runs its timers: what blocks the loop delays every session.
+"""How late the event loop runs its timers, as what blocks the loop delays every session; and what its thread computes.
 
 A timer that is set for a fixed interval and notes how much later it fires; the newest samples are kept.
 """
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -15,22 +17,28 @@ MAX_SAMPLES = 2400
 
 
 class LoopLag:
-    """An async context manager; measures between enter and exit."""
+    """An async context manager; measures between enter and exit. thread_s: CPU seconds of the thread that asks, which is the
+    loop's."""
 
-    def __init__(self, *, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, *, interval_s: float = INTERVAL_S, thread_s: Callable[[], float] = time.thread_time) -> None:
         self._interval_s = interval_s
+        self._thread_s = thread_s
+        self._since_s = 0.0
         self._lags_s: deque[float] = deque(maxlen=MAX_SAMPLES)
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def stats(self) -> dict[str, float]:
-        """Median, 99th percentile and maximum of the lags since the last call, in seconds; empty when there is no sample yet."""
+        """Since the last call, in seconds: `cpu_s` of the loop's thread, and `p50_s`, `p99_s` and `max_s` of the lags, where there is
+        a sample."""
         lags_s = sorted(self._lags_s)
         self._lags_s.clear()
+        before_s, self._since_s = self._since_s, self._thread_s()
+        used = {"cpu_s": self._since_s - before_s}
         if not lags_s:
-            return {}
+            return used
         ranks = {"p50_s": (len(lags_s) - 1) // 2, "p99_s": (len(lags_s) - 1) * 99 // 100, "max_s": -1}
-        return {name: lags_s[rank] for name, rank in ranks.items()}
+        return {**used, **{name: lags_s[rank] for name, rank in ranks.items()}}
 
     def _fire(self) -> None:
         loop = asyncio.get_running_loop()
@@ -42,6 +50,7 @@ class LoopLag:
         self._timer = loop.call_at(self._due, self._fire)
 
     async def __aenter__(self) -> Self:
+        self._since_s = self._thread_s()
         self._set(asyncio.get_running_loop())
         return self
 
