@@ -65,11 +65,6 @@ class State(NamedTuple):
     phase: int = IDLE
     is_open: bool = True
 
-    @property
-    def done(self) -> int:
-        """Steps since the published version that the weights have."""
-        return self.steps - (self.phase in (RECORDED, RESTORED))
-
 
 class Verb(StrEnum):
     ADMIT = "admit"

@@ -1,7 +1,4 @@
-"""What must hold of every state; what must hold of a move is asked where the move is made, by the same names.
-
-I4, I6 and so on are the project's names of invariants (docs/guarantees.md).
-"""
+"""The promises by name, and those that must hold of every state. What must hold of a move is asked where the move is made."""
 
 from tests.models.recovery.state import IDLE, NONE, Case, State
 from tests.models.search import promise
