@@ -29,7 +29,7 @@ class LoopLag:
         self._timer: asyncio.TimerHandle | None = None
 
     def stats(self) -> dict[str, float]:
-        """Since the last call, in seconds: `cpu_s` of the loop's thread, and `p50_s`, `p99_s` and `max_s` of the lags, where there is
+        """Since the last call, in seconds: `cpu_s` of the loop's thread; `p50_s`, `p99_s` and `max_s` of the lags, where there is
         a sample."""
         lags_s = sorted(self._lags_s)
         self._lags_s.clear()

@@ -1,6 +1,7 @@
 """A simulated run, written as the folder of a real one and fitted, gives its own scenario back; folders that hold too little."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from statistics import mean
@@ -15,7 +16,7 @@ from asyncrl.errors import ConfigError, DataError, RunFolderError, UserError
 from asyncrl.observe.trace_file import TraceLog
 from asyncrl.ports import Json
 from asyncrl.simulation.draws import draw_of
-from asyncrl.simulation.fit import fit, fit_text, fitted
+from asyncrl.simulation.fit import fit, fit_text
 from asyncrl.simulation.fit.run_data import read_run
 from asyncrl.simulation.run import simulate
 from asyncrl.simulation.watcher import Watcher
@@ -126,7 +127,6 @@ def check_speeds(known: SimConfig, found: SimConfig) -> None:
         assert getattr(found.training, name) == pytest.approx(getattr(known.training, name), rel=0.03), name
     assert found.training.publish_s == pytest.approx(known.training.publish_s, abs=0.005)
     assert mean_of(found.journal.commit_s) == pytest.approx(0.003, rel=0.05)
-    assert found.times.turn_overhead_s <= 0.0005
     assert found.prompts.count == known.prompts.count
 
 
@@ -141,7 +141,7 @@ def check_draws(known: SimConfig, found: SimConfig) -> None:
     assert mean_of(found.reward.latency_s) == pytest.approx(mean_of(known.reward.latency_s), rel=0.05)
     tools = {tool.name: tool for tool in found.tools}
     assert sorted(tools) == ["fast", "search"]
-    assert tools["search"].weight / tools["fast"].weight == pytest.approx(3, rel=0.2)
+    assert tools["search"].weight / tools["fast"].weight == pytest.approx(3, rel=0.3)
     assert mean_of(tools["search"].latency_s) == pytest.approx(0.3, rel=0.15)
     assert mean_of(tools["fast"].latency_s) == pytest.approx(0.05, rel=0.01)
     assert mean_of(tools["search"].result_len) == pytest.approx(20, abs=0.01)
@@ -156,13 +156,11 @@ def test_the_runs_own_sections_stay(found: Scenario) -> None:
     assert found.trainer.save_freq == 4
 
 
-@pytest.mark.parametrize("overhead_s", [0.003, 0.01])
-def test_what_the_edges_do_not_explain_is_the_controllers(tmp_path: Path, overhead_s: float) -> None:
-    write_run(scenario_of(overhead_s), tmp_path / "run")
-    found = fitted(tmp_path / "run")
-    assert found.scenario.sim.times.turn_overhead_s == pytest.approx(overhead_s, rel=0.3)
-    assert found.residual.explained_s < found.residual.measured_s
-    assert found.residual.simulated_s == pytest.approx(found.residual.measured_s, rel=0.02)
+def test_what_the_controllers_thread_computes_is_shared_out_to_the_turns(tmp_path: Path) -> None:
+    write_run(scenario_of(0.004), tmp_path / "run")
+    lines = lines_of(tmp_path / "run")
+    write_metrics(tmp_path / "run", [{**line, "loop_lag/cpu_s": 0.004 * 32 * line["num_turns/mean"]} for line in lines])
+    assert fit(tmp_path / "run").sim.times.turn_overhead_s == pytest.approx(0.004)
 
 
 def wall_s(watcher: Watcher) -> float:
@@ -205,17 +203,13 @@ def test_a_single_turn_agent_is_one(tmp_path: Path) -> None:
 def test_a_constant_batch_leaves_all_time_to_the_step(tmp_path: Path) -> None:
     tree = {
         **OWN,
-        "agent": {"name": "tool_agent"},
-        "rollout": {"n": 2, "max_num_seqs": 16},
-        "sim": {
-            "sessions": {"turns": 1, "turn_len": 20},
-            "engine": KNOWN["engine"],
-            "prompts": {"prompt_len": 40},
-        },
+        "rollout": {"n": 2, "max_num_seqs": 1},
+        "sim": {"sessions": {"turns": 1, "turn_len": 20}, "engine": KNOWN["engine"], "prompts": {"prompt_len": 40}},
     }
     write_run(parse_run(Scenario, tree), tmp_path / "run")
-    engine = fit(tmp_path / "run").sim.engine
-    assert engine.decode_step_s == pytest.approx(0.01 + 16 * 0.0005)
+    text, engine = fit_text(tmp_path / "run"), fit(tmp_path / "run").sim.engine
+    assert "what a row adds cannot be told" in text
+    assert engine.decode_step_s == pytest.approx(0.01 + 0.0005)
     assert engine.decode_row_s == 0.0
 
 
@@ -232,6 +226,7 @@ def test_the_text_is_the_scenario_and_says_where_each_number_came_from(folder: P
     uncommented = [lines[number].partition(" = ")[0] for number in sim if not lines[number - 1].startswith("#")]
     assert set(uncommented) <= {"name", "weight", "latency_s", "result_len"}, "a tool has one comment for all of its keys"
     assert "least squares over" in text
+    assert re.search(r"Mean of a step: .* s, simulated .* s; the wait for its batch: .* s, simulated .* s", lines[1])
     assert tomllib.loads(text)["sim"]["engine"]["decode_step_s"] == pytest.approx(0.01, rel=0.01)
 
 

@@ -4,8 +4,8 @@ runs/<name> -> [fit] -> Scenario | TOML text -> simulate
 
     run_data   what config.toml, metrics.jsonl and trace.jsonl tell
     measures   every number, and where it came from
-    residual   what the controller's loop spends on a turn, from what the edges leave unexplained
     scenario   all of it together
+    own_run    how well it explains the run that it came from
 """
 
 from asyncrl.simulation.fit.scenario import Fitted, fit, fit_text, fitted

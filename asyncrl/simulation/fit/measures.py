@@ -1,8 +1,6 @@
 """Every number of a scenario that a run's folder tells, and in words where it came from.
 
-run_data -> [measures] -> scenario
-
-Only what was measured is here. What the controller itself costs a turn is the rest that is then left unexplained: `residual`.
+run_data -> [measures] -> scenario. What was not measured keeps the scenario's default.
 """
 
 from collections import Counter
@@ -47,6 +45,7 @@ def facts_of(data: RunData) -> list[Fact]:
         *_reward(data),
         *_training(data, commit_s),
         *_journal(data, commit_s),
+        *_controller(data),
     ]
 
 
@@ -232,6 +231,24 @@ def _journal(data: RunData, commit_s: float) -> Iterator[Fact]:
     if data.run.store.journal:
         why = f"waits between the last turn and the reward, quantile {FLOOR:g} of {len(data.sessions)} sessions"
         yield Fact(key="journal.commit_s", value=rounded(commit_s), why=why)
+
+
+# --- the controller ---------------------------------------------------------------------------------------------------------------
+
+
+def _controller(data: RunData) -> Iterator[Fact]:
+    """All that its thread computes in a step, shared out to the step's turns: they are what there are many of."""
+    used = [
+        (step.numbers["loop_lag/cpu_s"], step.numbers.get("num_turns/mean", 0.0))
+        for step in data.steps
+        if "loop_lag/cpu_s" in step.numbers and step.wall_s is not None
+    ]
+    sessions = data.run.data.train_batch_size * data.run.rollout.n
+    turns = sum(num_turns for _, num_turns in used) * sessions
+    if turns:
+        cpu_s = sum(seconds for seconds, _ in used)
+        why = f"CPU seconds of the controller's thread in {len(used)} steps, {cpu_s:.4g}, for {turns:.0f} turns"
+        yield Fact(key="times.turn_overhead_s", value=rounded(cpu_s / turns), why=why)
 
 
 # --- words ------------------------------------------------------------------------------------------------------------------------

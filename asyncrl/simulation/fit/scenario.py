@@ -1,6 +1,6 @@
 """The run's own sections, and the measured ones: a scenario that behaves as the run did.
 
-run_data, measures, residual -> [scenario] -> simulate, text
+run_data, measures -> [scenario] -> simulate, text
 """
 
 from dataclasses import dataclass
@@ -12,34 +12,28 @@ from asyncrl.config.loading import parse_run
 from asyncrl.config.simulation import Scenario
 from asyncrl.ports import Json
 from asyncrl.simulation.fit.measures import Fact, facts_of, is_tool_agent
-from asyncrl.simulation.fit.residual import Residual, residual_of
+from asyncrl.simulation.fit.own_run import simulated_step_s
 from asyncrl.simulation.fit.run_data import RunData, read_run
 from asyncrl.simulation.fit.text import as_text
-from asyncrl.simulation.fit.values import mean_of, rounded
+from asyncrl.simulation.fit.values import mean_of
 
 SECTIONS = tuple(name for name in Scenario.model_fields if name != "sim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """A scenario, the facts that it was made of, and how much of the wait for a batch they explain."""
+    """A scenario, and the facts that it was made of. tree: as its file has it."""
 
     data: RunData
     tree: dict[str, Json]
     scenario: Scenario
     facts: tuple[Fact, ...]
-    residual: Residual
 
     @property
     def text(self) -> str:
-        """As a TOML file, with a comment at every measured key."""
+        """As a TOML file, with a comment at every measured key, and how well it explains its own run."""
         comments = {f"sim.{fact.key}": fact.why for fact in self.facts}
-        residual = self.residual
-        comments["sim.times.turn_overhead_s"] = (
-            f"what the edges leave unexplained: a batch took {residual.measured_s:.4g} s, without it "
-            f"{residual.explained_s:.4g} s in the simulation, with it {residual.simulated_s:.4g} s"
-        )
-        return as_text(self.tree, comments, _head(self.data))
+        return as_text(self.tree, comments, _head(self))
 
 
 def fit(run_folder: Path) -> Scenario:
@@ -57,9 +51,7 @@ def fitted(run_folder: Path) -> Fitted:
     data = read_run(run_folder)
     facts = facts_of(data)
     tree = _tree(data, facts)
-    residual = residual_of(_parsed(tree, data), mean_of([step.numbers["timing_s/gen"] for step in data.steps]))
-    tree["sim"].setdefault("times", {})["turn_overhead_s"] = rounded(residual.turn_overhead_s)
-    return Fitted(data=data, tree=tree, scenario=_parsed(tree, data), facts=tuple(facts), residual=residual)
+    return Fitted(data=data, tree=tree, scenario=_parsed(tree, data), facts=tuple(facts))
 
 
 def _parsed(tree: dict[str, Json], data: RunData) -> Scenario:
@@ -90,10 +82,23 @@ def _own_sections(run: TrainRun, data: RunData) -> dict[str, Json]:
     return sections
 
 
-def _head(data: RunData) -> str:
+def _head(fitted: Fitted) -> str:
+    data = fitted.data
     steps = f"steps {data.steps[0].number} to {data.steps[-1].number}"
     failed = f"; {data.num_failed} failed ones are left out" if data.num_failed else ""
     return (
         f"Fitted from {data.folder}: {steps} ({len(data.steps)} used), {len(data.sessions)} traced sessions{failed}.\n"
+        f"{_own_run(fitted)}"
         "Keys without a comment are the run's own. Evaluations are not simulated."
     )
+
+
+def _own_run(fitted: Fitted) -> str:
+    simulated = simulated_step_s(fitted.scenario)
+    if simulated is None:
+        return ""
+    told = []
+    for name, what in (("step", "a step"), ("gen", "the wait for its batch")):
+        measured = mean_of([step.numbers[f"timing_s/{name}"] for step in fitted.data.steps])
+        told.append(f"{what}: {measured:.4g} s, simulated {simulated[name]:.4g} s")
+    return f"Mean of {'; '.join(told)}.\n"
