@@ -1,6 +1,6 @@
 """Does the simulator tell the truth? A scenario fitted from one real run predicts runs that were not made yet; then they are made.
 
-    python benchmarks/simulation_reality.py [--rounds 3] [--steps 8] [--runs DIR] [--json]
+    python benchmarks/simulation_reality.py [--rounds 3] [--steps 7] [--runs DIR] [--json]
 
 1. A policy: the quick start's rows and tiny model, taught to call the calculator (200 steps on good demonstrations). It is then
    made deeper by layers that compute and add nothing, so that the engine's time counts beside the tool's.
@@ -46,7 +46,7 @@ from asyncrl.tools.calculator import calculator as plain_calculator
 CONFIGS = Path(__file__).parent.parent / "configs"
 MODULE = "asyncrl_benchmark_simulation_reality"
 WARM_START_STEPS = 200
-LAYERS = 24
+LAYERS = 16
 PROMPTS, SESSIONS, SLOTS, LATENCY_S = 4, 8, 8, 0.4
 SEEDS = 5
 """Simulations of a prediction, of which the mean counts: each draws its own sessions."""
@@ -225,7 +225,7 @@ def summary(rounds: Sequence[Sequence[Comparison]]) -> dict[str, dict[str, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="each is a base run and both others")
-    parser.add_argument("--steps", type=int, default=8, help="training steps of a run; the first and the last do not count")
+    parser.add_argument("--steps", type=int, default=7, help="training steps of a run; the first and the last do not count")
     parser.add_argument("--runs", type=Path, help="folder to keep policy and runs in; default: a temporary one")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from asyncrl.ports import Generation
-from asyncrl.simulation.session_times import Session, SessionTimes
+from asyncrl.simulation.session_times import CUT, Session, SessionTimes
 from asyncrl.simulation.watcher import Watcher
 from asyncrl.trainer import Trainer
 from asyncrl.wiring import Edges
@@ -97,7 +97,9 @@ class Activity(Watcher):
         self.staleness: Counter[int] = Counter()
         """Versions that a trained token was behind -> tokens, rounded for each session."""
         self.generated_lens = array("d")
-        """Tokens of each session that ended, whatever became of it."""
+        """Tokens of each session that came to an end of its own, whatever became of it."""
+        self.cut_tokens = 0.0
+        """Of sessions that ended with the process, and were not at theirs."""
         self.trained_lens = array("d")
         self.turns = array("q")
         """Of each session that was trained."""
@@ -155,7 +157,10 @@ class Activity(Watcher):
 
     def _ended(self, session: Session) -> None:
         assert self.trainer is not None
-        self.generated_lens.append(session.tokens)
+        if session.outcome == CUT:
+            self.cut_tokens += session.tokens
+        else:
+            self.generated_lens.append(session.tokens)
         group = self._groups[session.uid]
         group.ended.append(session)
         group.failed += session.outcome != "ok"

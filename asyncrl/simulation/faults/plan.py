@@ -34,7 +34,7 @@ GONE_SHARE = 0.02
 """Of the slow commits."""
 SYNC_HANG_S = 3600.0
 """Seconds that a sync tool hangs in its thread."""
-LOUDNESS = (0.2, 1.0, 5.0)
+LOUDNESS = (0.2, 1.0, 3.0)
 """Times its rate that a kind is armed with: a seed may see much of one fault and little of another."""
 OF_A_LIFE = frozenset({FaultKind.CRASH, FaultKind.SIGTERM, FaultKind.CHECKPOINT_DAMAGE})
 """Kinds whose rate is of whole lives: those that are armed have it as it is."""
