@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from asyncrl.ports import Generation
-from asyncrl.simulation.session_times import CUT, Session, SessionTimes
+from asyncrl.simulation.session_times import Session, SessionTimes
 from asyncrl.simulation.watcher import Watcher
 from asyncrl.trainer import Trainer
 from asyncrl.wiring import Edges
@@ -97,9 +97,9 @@ class Activity(Watcher):
         self.staleness: Counter[int] = Counter()
         """Versions that a trained token was behind -> tokens, rounded for each session."""
         self.generated_lens = array("d")
-        """Tokens of each session that came to an end of its own, whatever became of it."""
-        self.cut_tokens = 0.0
-        """Of sessions that ended with the process, and were not at theirs."""
+        """Tokens of each session whose group was trained or failed."""
+        self.open_tokens = 0.0
+        """Of groups that were neither when their process ended. Among their sessions those that have ended are the short ones."""
         self.trained_lens = array("d")
         self.turns = array("q")
         """Of each session that was trained."""
@@ -129,8 +129,9 @@ class Activity(Watcher):
         self._note()
 
     def end(self, now_s: float) -> None:
-        self.sessions.cut(now_s)
+        self.open_tokens += sum(session.tokens for group in self._groups.values() for session in group.ended)
         self._groups.clear()
+        self.sessions.cut(now_s)
         self._num_begun = self._num_finished = 0
         self.lives.append((self._began_s, now_s))
         self.points.add(now_s, 0, 0, 0, 0, 0)
@@ -157,11 +158,10 @@ class Activity(Watcher):
 
     def _ended(self, session: Session) -> None:
         assert self.trainer is not None
-        if session.outcome == CUT:
-            self.cut_tokens += session.tokens
-        else:
-            self.generated_lens.append(session.tokens)
-        group = self._groups[session.uid]
+        group = self._groups.get(session.uid)
+        if group is None:
+            self.open_tokens += session.tokens
+            return
         group.ended.append(session)
         group.failed += session.outcome != "ok"
         if len(group.ended) == self.trainer.run.rollout.n:
@@ -172,7 +172,9 @@ class Activity(Watcher):
         self._note()
 
     def _forget(self, uid: str) -> None:
-        self._num_begun -= self._groups.pop(uid).begun
+        group = self._groups.pop(uid)
+        self._num_begun -= group.begun
+        self.generated_lens.extend(session.tokens for session in group.ended)
 
     def _sampled(self, start_s: float, end_s: float) -> None:
         assert self.trainer is not None

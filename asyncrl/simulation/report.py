@@ -139,7 +139,7 @@ def _throughput(activity: Activity, steps: list[dict[str, float]], scenario: Sce
     """Of whole steps, each once; tokens_per_s: sampled by the policy, whatever became of them."""
     groups = len(steps) * scenario.data.train_batch_size
     return {
-        "tokens_per_s": (sum(activity.generated_lens) + activity.cut_tokens) / end_s,
+        "tokens_per_s": (sum(activity.generated_lens) + activity.open_tokens) / end_s,
         "trajectories_per_s": groups * scenario.rollout.n / end_s,
         "groups_per_s": groups / end_s,
         "steps_per_hour": len(steps) * 3600 / end_s,
@@ -183,14 +183,14 @@ def _longest_waits(activity: Activity) -> tuple[LongWait, ...]:
 
 
 def _lengths(activity: Activity) -> dict[str, float]:
-    """bias: mean length of what was trained on, over that of all that came to an end, drops and repetitions included."""
+    """bias: mean length of what was trained on, over that of all whose group was trained or failed, repetitions included."""
     generated, trained = (np.array(column) for column in (activity.generated_lens, activity.trained_lens))
     means = [float(column.mean()) if len(column) else 0.0 for column in (generated, trained)]
     return {
         "generated": means[0],
         "trained": means[1],
         "bias": means[1] / means[0] if means[0] else 0.0,
-        "tokens_not_trained": max(float(generated.sum() + activity.cut_tokens - trained.sum()), 0.0),
+        "tokens_not_trained": max(float(generated.sum() + activity.open_tokens - trained.sum()), 0.0),
     }
 
 

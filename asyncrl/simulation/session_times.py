@@ -18,8 +18,6 @@ from typing import Self
 from asyncrl.ports import Generation, Json, SessionSpan, Span, SpanKind
 
 QUEUE, SLOT, CONTROLLER, REWARD, LOST = "queue for a slot", "generate", "controller", "reward", "call that failed"
-CUT = "cut"
-"""Outcome of a session that ended with its process."""
 TOOL_PREFIX = "tool "
 OTHER_TOOLS = f"{TOOL_PREFIX}(others)"
 MAX_TOOLS = 24
@@ -123,7 +121,7 @@ class SessionTimes:
     def cut(self, now: float) -> None:
         """The process has ended: so have its sessions."""
         for session in list(self._open.values()):
-            self.end(session, CUT, now)
+            self.end(session, "cut", now)
 
     # --- told by the spans
 

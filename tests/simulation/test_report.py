@@ -155,6 +155,7 @@ def test_staleness_is_seen_when_it_is_allowed() -> None:
     report = observed(REFERENCE, "sim.max_staleness=1", "sim.training.update_call_s=1.0")[2]
     assert set(report.staleness) == {"0", "1"}
     assert report.lengths["tokens_not_trained"] > 0, "of the groups that a finished run leaves open"
+    assert report.lengths["bias"] == pytest.approx(1.0), "what is still open says nothing about what is lost"
 
 
 def test_an_engine_that_is_down_is_no_free_slot() -> None:
