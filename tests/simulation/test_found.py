@@ -58,9 +58,8 @@ AT_PLACES = (
     ),
 )
 BY_SEED = (
-    BySeed(what="a failed group that was told twice was taken for one that nobody had admitted, and ended the run", seed=35),
-    BySeed(what="the same", seed=17),
-    BySeed(what="a request that came to an engine as it died never left it (a fault of the simulator's own)", seed=48),
+    BySeed(what="a failed group that was told twice was taken for one that nobody had admitted, and ended the run", seed=0),
+    BySeed(what="the same", seed=7),
 )
 
 
