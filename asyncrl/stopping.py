@@ -25,6 +25,9 @@ class Stop:
         return self._requested
 
     def request(self) -> None:
+        """The first one counts; another changes nothing."""
+        if self._requested:
+            return
         self._requested = True
         for callback in list(self._callbacks):
             callback()

@@ -17,6 +17,23 @@ async def test_a_request_cuts_a_wait_short() -> None:
             await asyncio.Event().wait()
 
 
+async def test_a_second_request_on_the_heels_of_the_first_changes_nothing() -> None:
+    """The wait is being cut short already, and a timeout that expires cannot be told again when to."""
+    stop, told = Stop(), []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: told.append(context))
+
+    def request_twice() -> None:
+        stop.request()
+        loop.call_soon(stop.request)
+
+    loop.call_soon(request_twice)
+    with pytest.raises(StopRequested):
+        async with until(stop):
+            await asyncio.Event().wait()
+    assert told == []
+
+
 async def test_a_request_before_the_block_does_not_start_it() -> None:
     stop, entered = Stop(), False
     stop.request()

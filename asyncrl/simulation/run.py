@@ -237,7 +237,7 @@ class _Life:
             error = ended
         try:
             # What ended in the middle of a turn has nothing to say about its end.
-            is_cut_short = isinstance(error, (Crash, SimulationError))
+            is_cut_short = self.loop.is_closed() or isinstance(error, SimulationError)
             if not is_cut_short:
                 self._check_end()
             if self._oracles is not None:

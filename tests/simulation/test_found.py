@@ -40,7 +40,7 @@ class BySeed:
     faults: frozenset[FaultKind] = ALL
 
 
-CANCEL, ERROR = FaultKind.AWAIT_CANCEL, FaultKind.AWAIT_ERROR
+CANCEL, ERROR, STOP = FaultKind.AWAIT_CANCEL, FaultKind.AWAIT_ERROR, FaultKind.SIGTERM
 
 AT_PLACES = (
     AtPlace(
@@ -51,6 +51,10 @@ AT_PLACES = (
         what="the trainer's own task was cancelled from inside: no checkpoint, and an end without a word",
         places=((CANCEL, "await self.publish(step)"),),
         changes={"trainer.save_freq": 0},
+    ),
+    AtPlace(
+        what="a second request to stop, while the first cut a wait short, raised in the event loop and ended it",
+        places=((STOP, "await self._queue.begin_sessions("), (STOP, 'await self._world.site("agents.session")')),
     ),
     AtPlace(
         what="a cancellation in the end of a group whose admission had failed hid that: it stayed pending for ever",
