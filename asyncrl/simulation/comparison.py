@@ -28,6 +28,8 @@ LINES = {
     "trainer_busy": "busy share of the trainer",
 }
 """Figures that are drawn over a key."""
+MAX_TICKS = 12
+"""Values that are all written below the axis."""
 KINDS = {
     "generation": (SLOT, "generate"),
     "tools": (TOOL_PREFIX,),
@@ -76,9 +78,11 @@ def draw_sweep(sweep: Sweep, reports: Sequence[Report], path: Path) -> None:
     numbers = [_number(value) for value, _ in found]
     values = numbers if None not in numbers else [value for value, _ in found]
     for axes, (name, title) in zip(figure.subplots(2, 2).flat, LINES.items(), strict=True):
-        axes.plot(values, [figures.get(name, 0.0) for _, figures in found], marker="o")
-        axes.set(title=title, xlabel=sweep.key)
-        axes.set_ylim(bottom=0)
+        points = [figures.get(name, 0.0) for _, figures in found]
+        axes.plot(values, points, marker="o")
+        axes.set(title=title, xlabel=sweep.key, ylim=(0, 1.1 * max(points, default=0.0) or 1.0))
+        if len(values) <= MAX_TICKS:
+            axes.set_xticks(values)
         axes.grid(alpha=0.3)
     FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
 

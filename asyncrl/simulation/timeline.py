@@ -48,7 +48,7 @@ def draw_timeline(outcome: Outcome, activity: Activity, path: Path) -> None:
     unit_s, unit = next((size, name) for least, size, name in _UNITS if end_s >= least)
     figure = Figure(figsize=(13, 9), layout="constrained")
     engines, trainer, sessions, groups = figure.subplots(4, 1, sharex=True, height_ratios=[3, 1, 3, 2])
-    bands = _engine_bands(activity, edges, scenario.sim.engine.count, scenario.rollout.max_num_seqs)
+    bands = engine_bands(activity, edges, scenario.sim.engine.count, scenario.rollout.max_num_seqs)
     extent = (0.0, end_s / unit_s, len(bands) - 0.5, -0.5)
     image = engines.imshow(bands, aspect="auto", extent=extent, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
     figure.colorbar(image, cax=engines.inset_axes((1.01, 0.0, 0.015, 1.0)), label="busy share of the slots")
@@ -59,11 +59,11 @@ def draw_timeline(outcome: Outcome, activity: Activity, path: Path) -> None:
     _stack(trainer, shown, _trainer_shares(grid, edges), "trainer", dict(zip(_stage_names(grid), _STAGES, strict=False)))
     states = _session_areas(grid, edges)
     _stack(sessions, shown, states, "sessions", {**_COLOURS, **dict(zip(_tools_of(states), _TOOLS, strict=False))})
-    _stack(groups, shown, {name: _means(grid, counts, edges) for name, counts in grid.groups.items()}, "groups", _GROUPS)
+    _stack(groups, shown, {name: bin_means(grid, counts, edges) for name, counts in grid.groups.items()}, "groups", _GROUPS)
     trainer.set_ylim(0, 1)
     trainer.set_yticks([])
     ends = [step["simulated_s"] / unit_s for step in outcome.watcher.steps if "training/global_step" in step]
-    for axes in (trainer, sessions, groups) if len(ends) <= MAX_LINES else ():
+    for axes in (sessions, groups) if len(ends) <= MAX_LINES else ():
         for end in ends:
             axes.axvline(end, color="black", linewidth=0.5, alpha=0.6)
     engines.set_title(f"{len(ends)} steps, {scenario.sim.engine.count} engines x {scenario.rollout.max_num_seqs} slots")
@@ -72,14 +72,14 @@ def draw_timeline(outcome: Outcome, activity: Activity, path: Path) -> None:
     FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
 
 
-def _means(grid: Grid, counts: Times | Counts, edges: Times) -> Times:
+def bin_means(grid: Grid, counts: Times | Counts, edges: Times) -> Times:
     """[BINS]: the mean of a count over each bin."""
     area = np.concatenate([[0.0], np.cumsum(counts * grid.seconds)])
     means: Times = np.diff(np.interp(edges, grid.edges, area)) / np.diff(edges)
     return means
 
 
-def _engine_bands(activity: Activity, edges: Times, num_engines: int, slots: int) -> Times:
+def engine_bands(activity: Activity, edges: Times, num_engines: int, slots: int) -> Times:
     """[bands, BINS]: busy share of the slots of each engine, or of several neighbours."""
     num_bands = min(num_engines, BANDS)
     bands = np.zeros((num_bands, BINS))
@@ -114,17 +114,17 @@ def _stage_names(grid: Grid) -> list[str]:
 
 
 def _trainer_shares(grid: Grid, edges: Times) -> dict[str, Times]:
-    return {name: _means(grid, grid.is_at(name).astype(np.float64), edges) for name in _stage_names(grid)}
+    return {name: bin_means(grid, grid.is_at(name).astype(np.float64), edges) for name in _stage_names(grid)}
 
 
 def _session_areas(grid: Grid, edges: Times) -> dict[str, Times]:
     """Generating at the bottom, then what keeps slots free; tools beyond the greatest ones together."""
-    areas = {state: _means(grid, grid.at[state], edges) for state in (SLOT, QUEUE)}
+    areas = {state: bin_means(grid, grid.at[state], edges) for state in (SLOT, QUEUE)}
     tools = sorted(grid.tools().items(), key=lambda pair: (-float(pair[1] @ grid.seconds), pair[0]))
-    areas |= {name: _means(grid, counts, edges) for name, counts in tools[:MAX_TOOLS]}
+    areas |= {name: bin_means(grid, counts, edges) for name, counts in tools[:MAX_TOOLS]}
     if rest := tools[MAX_TOOLS:]:
-        areas[f"{TOOL_PREFIX}others"] = _means(grid, np.sum([counts for _, counts in rest], axis=0), edges)
-    return areas | {state: _means(grid, grid.at[state], edges) for state in (REWARD, CONTROLLER, LOST)}
+        areas[f"{TOOL_PREFIX}others"] = bin_means(grid, np.sum([counts for _, counts in rest], axis=0), edges)
+    return areas | {state: bin_means(grid, grid.at[state], edges) for state in (REWARD, CONTROLLER, LOST)}
 
 
 def _tools_of(areas: Mapping[str, Times]) -> list[str]:

@@ -82,6 +82,34 @@ def test_to_look_changes_nothing(faults: frozenset[FaultKind]) -> None:
         assert activity.num_sessions > 0
 
 
+def test_the_trace_of_the_product_is_the_same() -> None:
+    scenario = load_run(Scenario, REFERENCE, ["trainer.trace_groups=2"])
+    activity = Activity()
+    seen = simulate(scenario, seed=0, faults=ALL, observers=[activity], watcher=activity)
+    unseen = simulate(scenario, seed=0, faults=ALL)
+    assert seen.watcher.records == unseen.watcher.records != []
+
+
+def test_a_run_of_one_session_at_a_time_by_hand() -> None:
+    """Two steps of one session: a call of 0.1 s between two turns, a reward of 0.01 s, a checkpoint of 0.5 s. Two slots."""
+    _, activity, report = observed(CONFIGS / "smallest.toml", "rollout.n=1")
+    generate_s = report.session_s["generate"]
+    assert report.session_s["tool search"] == pytest.approx(2 * 0.1)
+    assert report.session_s["reward"] == pytest.approx(2 * 0.01)
+    assert report.slot_busy_s == pytest.approx(generate_s)
+    assert report.slot_idle_s["tool search"] == pytest.approx(2 * 0.1), "it keeps one slot free; nobody would use the other"
+    commits_s = report.slot_idle_s["last sessions of the batch"] - (generate_s + 2 * (0.1 + 0.01))
+    assert 0 < commits_s < 0.05
+    assert report.trainer_idle_s["tool search"] == pytest.approx(2 * 0.1)
+    assert report.trainer_idle_s["generate"] == pytest.approx(generate_s)
+    assert report.trainer_busy_s["save"] == pytest.approx(2 * 0.5, rel=0.01)
+    assert report.quantiles["turns"] == {"p50": 2, "p90": 2, "p99": 2, "max": 2}
+    assert report.quantiles["tool search s"]["max"] == pytest.approx(0.1)
+    assert report.engines["mean_rows"] == pytest.approx(1.0)
+    assert len(activity.waits) == 2
+    assert {"call that failed", "engine down", "restart"} & report.slot_idle_s.keys() == set()
+
+
 def test_the_segments_of_a_session_join_each_other(reference: Run) -> None:
     _, activity, report = reference
     assert 0 < len(activity.tracks) <= TRACK_SESSIONS

@@ -12,9 +12,11 @@ from matplotlib.image import imread
 from asyncrl.config import load_run
 from asyncrl.config.simulation import Scenario
 from asyncrl.simulation.activity import Activity
+from asyncrl.simulation.grid import grid_of
 from asyncrl.simulation.perfetto import MAX_ENGINES, MAX_POINTS, trace_of
+from asyncrl.simulation.report import report_of
 from asyncrl.simulation.run import Outcome, simulate
-from asyncrl.simulation.timeline import draw_timeline
+from asyncrl.simulation.timeline import BANDS, BINS, bin_means, draw_timeline, engine_bands
 
 REFERENCE = Path(__file__).parents[2] / "configs" / "sim" / "reference.toml"
 Seen = tuple[Outcome, Activity]
@@ -52,6 +54,22 @@ def test_the_picture_is_that_of_the_run(tmp_path: Path) -> None:
     )
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("overrides", [(), LARGE], ids=["small", "many engines"])
+def test_what_is_drawn_adds_up_to_what_happened(overrides: tuple[str, ...]) -> None:
+    outcome, activity = seen(*overrides)
+    scenario, report = outcome.machine.scenario, report_of(outcome, activity)
+    edges = np.linspace(0.0, report.seconds, BINS + 1)
+    count, slots, bin_s = scenario.sim.engine.count, scenario.rollout.max_num_seqs, report.seconds / BINS
+    bands = engine_bands(activity, edges, count, slots)
+    assert bands.shape == (min(count, BANDS), BINS)
+    assert -1e-9 <= bands.min() <= bands.max() <= 1 + 1e-9
+    engines = np.bincount(np.arange(count) * len(bands) // count)
+    assert float((bands.sum(axis=1) * engines).sum()) * slots * bin_s == pytest.approx(report.slot_busy_s)
+    grid = grid_of(activity, report.seconds)
+    for name, counts in grid.at.items():
+        assert float(bin_means(grid, counts, edges).sum()) * bin_s == pytest.approx(report.session_s.get(name, 0.0), abs=1e-6)
 
 
 def loaded(run: Seen) -> Trace:
