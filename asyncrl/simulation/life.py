@@ -18,6 +18,7 @@ from asyncrl.simulation.edges.reward import sim_scorer
 from asyncrl.simulation.edges.rows import SimRows
 from asyncrl.simulation.edges.template import SimTemplate
 from asyncrl.simulation.edges.tools import sim_tools
+from asyncrl.simulation.errors import Violation
 from asyncrl.simulation.faults import FaultPlan
 from asyncrl.simulation.faults.ghosts import HauntedQueue
 from asyncrl.simulation.machine import Machine, SimCheckpoint
@@ -107,11 +108,20 @@ async def _open_queue(machine: Machine, plan: FaultPlan, run: TrainRun, oracles:
     async with haunted or TransferQueue(journal, found, commit_timeout_s=limit_s) as queue:
         if haunted is not None:
             haunted.raise_the_dead()
+        if run.store.journal and machine.newest is not None:
+            _check_journal(queue, machine.newest.border.step)
         try:
             yield queue
         finally:
             if journal is not None:
                 journal.close()
+
+
+def _check_journal(queue: TransferQueue, step: int) -> None:
+    """A run refuses to go on from a checkpoint whose journal ends before it or begins after it. None of ours may ever be so."""
+    if not queue.purged_step <= step <= queue.last_step:
+        held = f"purged up to step {queue.purged_step}, and ends with step {queue.last_step}"
+        raise Violation("resume", f"the newest whole checkpoint is of step {step}, but the journal is {held}")
 
 
 async def _save(machine: Machine, policy: SimPolicy, world: SimWorld, seams: Seams, border: Border) -> list[int]:
