@@ -6,7 +6,9 @@ from typing import Any
 
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.config import TrainRun
+from asyncrl.feed import Feed
 from asyncrl.replay import Admission, ReplayBuffer
+from asyncrl.replay.signal import Signal
 from asyncrl.simulation.edges.engine import SimEngines
 from asyncrl.simulation.edges.policy import Lineage, SimPolicy
 from asyncrl.simulation.loop import VirtualLoop
@@ -53,6 +55,9 @@ class Ground:
     admission: Admission = field(init=False)
     replay: ReplayBuffer = field(init=False)
     runner: GroupRunner = field(init=False)
+    feed: Feed = field(init=False)
+    changed: Signal = field(init=False)
+    """Admission's."""
     engines: SimEngines = field(init=False)
     policy: SimPolicy = field(init=False)
 
@@ -60,6 +65,7 @@ class Ground:
         trainer = self.trainer
         assert isinstance(trainer.engine, SimEngines)
         assert isinstance(self.edges.policy, SimPolicy)
+        self.feed, self.changed = trainer.feed, trainer.admission.changed
         self.engines, self.policy = trainer.engine, self.edges.policy
         self.state, self.admission, self.replay, self.runner = (
             trainer.queue._state,

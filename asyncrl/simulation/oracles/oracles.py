@@ -8,6 +8,7 @@ catch. A turn in which nothing of interest happened costs a few comparisons.
 
 import math
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.journal.port import Journal
@@ -74,7 +75,6 @@ class Oracles:
         self._notes: list[Note] = []
         self._ground: Ground | None = None
         self._hearing: dict[str, list[Callable[..., Any]]] = {}
-        self._kept_before = 0
         self._seen: tuple[object, ...] = ()
         self._due = 0.0
 
@@ -89,7 +89,6 @@ class Oracles:
         assert self._machine is not None
         self._notes = []
         self._ground = None
-        self._kept_before = len(self._machine.journal.entries)
         self._tap = Tap(journal, lambda written: self._notes.append(("entry", (written,))))
         return self._tap
 
@@ -134,9 +133,10 @@ class Oracles:
         ground = self._ground
         if ground is None:
             return
-        loop, cursor = ground.loop, ground.trainer.feed._cursor
-        seen = (ground.engines.version, ground.admission.changed._next, ground.machine.newest, cursor)
-        if not (self._notes or loop.begun or loop.ended) and seen == self._seen and loop._now < self._due:
+        loop, cursor = ground.loop, ground.feed._cursor
+        # A save makes a new list of checkpoints, a notification of admission's a new event.
+        seen = (ground.engines.version, ground.changed._next, ground.machine.checkpoints, cursor)
+        if not (self._notes or loop.begun or loop.ended) and loop._now < self._due and all(map(is_, seen, self._seen)):
             return
         self._seen = seen
         self._tell_tasks("begun", loop.begun)
@@ -144,7 +144,8 @@ class Oracles:
             lines = self._book.feed(cursor, ground.world.uid)
             for hear in self._hearing["fed"]:
                 hear(lines)
-        self._tell_notes(ground)
+        if self._notes:
+            self._tell_notes(ground)
         self._tell_tasks("ended", loop.ended)
         for hear in self._hearing["turn"]:
             hear()
@@ -199,9 +200,8 @@ class Oracles:
     def updated(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> None:
         """The actor begins to learn from these rows."""
         if self._ground is not None:
-            disk, before = self._ground.machine.journal, self._kept_before
-            lineage = self._ground.lineage
-            update = Update(columns, list(group_ids), lineage, disk.num_synced - before, disk.num_acked - before)
+            disk, lineage = self._ground.machine.journal, self._ground.lineage
+            update = Update(columns, list(group_ids), lineage, disk.num_synced, disk.num_acked)
             self._notes.append(("updated", (update,)))
 
 

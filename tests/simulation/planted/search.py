@@ -31,7 +31,7 @@ SCENARIO = Scenario.model_validate(
             "prompts": {"count": 16, "prompt_len": 6},
             "sessions": {"turns": {"kind": "uniform", "low": 1, "high": 3}, "turn_len": {"kind": "uniform", "low": 6, "high": 12}},
             "tools": [{"name": "search", "latency_s": {"kind": "exponential", "mean": 0.2}, "result_len": 3}],
-            "faults": {"crash": 0.5, "sigterm": 0.3, "await_error": 0.01, "await_cancel": 0.01, "tool_hang": 0.02},
+            "faults": {"crash": 0.5, "sigterm": 0.3, "await_error": 0.03, "await_cancel": 0.03, "tool_hang": 0.03},
         },
     }
 )
