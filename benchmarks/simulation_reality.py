@@ -1,6 +1,6 @@
 """Does the simulator tell the truth? A scenario fitted from one real run predicts runs that were not made yet; then they are made.
 
-    python benchmarks/simulation_reality.py [--rounds 3] [--steps 7] [--runs DIR] [--json]
+    python benchmarks/simulation_reality.py [--rounds 3] [--steps 7] [--slots 8] [--runs DIR] [--json]
 
 1. A policy: the quick start's rows and tiny model, taught to call the calculator (200 steps on good demonstrations). It is then
    made deeper by layers that compute and add nothing, so that the engine's time counts beside the tool's.
@@ -39,6 +39,7 @@ from asyncrl.observe.metrics import read_metrics
 from asyncrl.observe.run_folder import newest_run_folder
 from asyncrl.sft import WarmStart
 from asyncrl.simulation.fit import fit
+from asyncrl.simulation.loop import Order
 from asyncrl.simulation.run import simulate
 from asyncrl.tools import tool
 from asyncrl.tools.calculator import calculator as plain_calculator
@@ -47,8 +48,8 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 MODULE = "asyncrl_benchmark_simulation_reality"
 WARM_START_STEPS = 200
 LAYERS = 16
-PROMPTS, SESSIONS, SLOTS, LATENCY_S = 4, 8, 8, 0.4
-SEEDS = 5
+PROMPTS, SESSIONS, LATENCY_S = 4, 8, 0.4
+SEEDS = 8
 """Simulations of a prediction, of which the mean counts: each draws its own sessions."""
 
 
@@ -65,15 +66,20 @@ async def calculator(expression: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """slots, latency: times those of the base run."""
+    """latency: times that of the base run."""
 
     name: str
-    slots: float = 1.0
+    slots: int
     latency: float = 1.0
 
 
-BASE = Variant(name="base")
-VARIANTS = (Variant(name="half", slots=0.5), Variant(name="twice", latency=2.0))
+def variants(slots: int) -> tuple[Variant, ...]:
+    """The base run first."""
+    return (
+        Variant(name="base", slots=slots),
+        Variant(name="half", slots=slots // 2),
+        Variant(name="twice", slots=slots, latency=2.0),
+    )
 
 
 # --- the policy -------------------------------------------------------------------------------------------------------------------
@@ -116,7 +122,7 @@ def train(variant: Variant, files: QuickstartFiles, model: Path, runs: Path, ste
         f"agent.tools=['{MODULE}:calculator']",
         f"data.train_batch_size={PROMPTS}",
         f"rollout.n={SESSIONS}",
-        f"rollout.max_num_seqs={round(SLOTS * variant.slots)}",
+        f"rollout.max_num_seqs={variant.slots}",
         f"trainer.total_training_steps={steps}",
         f"trainer.trace_groups={PROMPTS}",
         "trainer.val_before_train=false",
@@ -141,11 +147,10 @@ def measured_s(folder: Path) -> float:
 
 def changed(scenario: Scenario, variant: Variant, seed: int) -> Scenario:
     """What somebody would ask the simulator about."""
-    slots = round(scenario.rollout.max_num_seqs * variant.slots)
     tools = tuple(entry.model_copy(update={"latency_s": scaled(entry.latency_s, variant.latency)}) for entry in scenario.sim.tools)
     return scenario.model_copy(
         update={
-            "rollout": scenario.rollout.model_copy(update={"max_num_seqs": slots}),
+            "rollout": scenario.rollout.model_copy(update={"max_num_seqs": variant.slots}),
             "trainer": scenario.trainer.model_copy(update={"seed": seed}),
             "sim": scenario.sim.model_copy(update={"tools": tools}),
         }
@@ -164,7 +169,7 @@ def predicted_s(scenario: Scenario, variant: Variant) -> float:
 
 
 def simulated_s(scenario: Scenario) -> float:
-    outcome = simulate(scenario, seed=0, oracles=False)
+    outcome = simulate(scenario, seed=0, order=Order.STRICT, oracles=False)  # asyncio's own order: who came first has a slot first
     if outcome.failure is not None:
         raise outcome.failure
     ends = [step["simulated_s"] for step in outcome.watcher.steps]
@@ -192,18 +197,18 @@ class Comparison:
         return self.base_s / self.measured_s - 1
 
 
-def one_round(files: QuickstartFiles, model: Path, runs: Path, steps: int) -> list[Comparison]:
-    folders = {variant.name: train(variant, files, model, runs, steps) for variant in (BASE, *VARIANTS)}
-    scenario = fit(folders[BASE.name])
-    base_s = measured_s(folders[BASE.name])
+def one_round(files: QuickstartFiles, model: Path, runs: Path, *, steps: int, slots: int) -> list[Comparison]:
+    folders = {variant: train(variant, files, model, runs, steps) for variant in variants(slots)}
+    base, *_ = folders.values()
+    scenario, base_s = fit(base), measured_s(base)
     return [
         Comparison(
             name=variant.name,
             base_s=base_s,
             predicted_s=predicted_s(scenario, variant),
-            measured_s=measured_s(folders[variant.name]),
+            measured_s=measured_s(folder),
         )
-        for variant in (BASE, *VARIANTS)
+        for variant, folder in folders.items()
     ]
 
 
@@ -226,6 +231,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="each is a base run and both others")
     parser.add_argument("--steps", type=int, default=7, help="training steps of a run; the first and the last do not count")
+    parser.add_argument("--slots", type=int, default=8, help="rollout.max_num_seqs of the base run")
     parser.add_argument("--runs", type=Path, help="folder to keep policy and runs in; default: a temporary one")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
@@ -235,7 +241,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         runs = arguments.runs or Path(scratch)
         files, model = make_policy(runs)
-        rounds = [one_round(files, model, runs, arguments.steps) for _ in range(arguments.rounds)]
+        rounds = [one_round(files, model, runs, steps=arguments.steps, slots=arguments.slots) for _ in range(arguments.rounds)]
     for number, comparisons in enumerate(rounds, start=1):
         for each in comparisons:
             print(

@@ -84,7 +84,7 @@ SCENARIO_SWITCHES: tuple[Switch[Scenario], ...] = (
         lambda run: run.agent.name == "single_turn",
         "agent.tool_format agent.parallel_tool_calls agent.max_turns agent.max_tool_calls agent.max_parse_errors"
         " agent.tool_timeout_s agent.max_concurrent_tools agent.max_abandoned_tools sim.tools sim.sessions.turns"
-        " sim.sessions.last_len sim.faults.tool_error sim.faults.tool_hang",
+        " sim.sessions.turns_alike sim.sessions.last_len sim.faults.tool_error sim.faults.tool_hang",
     ),
     Switch(
         "a turn has one tool call at most (agent.parallel_tool_calls)",

@@ -45,6 +45,8 @@ class SimSessionsConfig(Section):
 
     turns: Distribution = Distribution(kind="uniform", low=2, high=4)
     """Assistant turns of a session; all but the last call a tool."""
+    turns_alike: Share = 0.0
+    """Share of a group's sessions that have one number of turns in common: a hard prompt is hard for all of them."""
     calls_a_turn: Distribution = constant(1)
     """Tool calls of a turn that calls, with agent.parallel_tool_calls; they run at the same time."""
     turn_len: Distribution = constant(64)

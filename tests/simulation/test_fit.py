@@ -26,6 +26,7 @@ KNOWN: dict[str, Json] = {
     "prompts": {"count": 640, "prompt_len": {"kind": "uniform", "low": 20, "high": 60}},
     "sessions": {
         "turns": {"kind": "uniform", "low": 1, "high": 4},
+        "turns_alike": 0.7,
         "turn_len": {"kind": "uniform", "low": 10, "high": 40},
         "last_len": {"kind": "uniform", "low": 4, "high": 12},
     },
@@ -139,6 +140,7 @@ def check_draws(known: SimConfig, found: SimConfig) -> None:
         assert mean_of(getattr(found.sessions, name)) == pytest.approx(mean_of(getattr(known.sessions, name)), rel=0.05), name
     assert mean_of(found.prompts.prompt_len) == pytest.approx(mean_of(known.prompts.prompt_len), rel=0.06)
     assert mean_of(found.reward.latency_s) == pytest.approx(mean_of(known.reward.latency_s), rel=0.05)
+    assert found.sessions.turns_alike == pytest.approx(known.sessions.turns_alike, abs=0.12)
     tools = {tool.name: tool for tool in found.tools}
     assert sorted(tools) == ["fast", "search"]
     assert tools["search"].weight / tools["fast"].weight == pytest.approx(3, rel=0.3)

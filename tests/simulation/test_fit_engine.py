@@ -14,6 +14,7 @@ from asyncrl.ports import GenerateRequest, SamplingParams, StopReason
 from asyncrl.simulation.edges.batching import BatchingEngine, prefill_sizes, work_of
 from asyncrl.simulation.edges.sampler import Answer, Sampler
 from asyncrl.simulation.edges.slots import Row
+from asyncrl.simulation.edges.template import END
 from asyncrl.simulation.events import EventLog
 from asyncrl.simulation.loop import Order, VirtualLoop
 from asyncrl.simulation.seams import Seams
@@ -168,3 +169,29 @@ def test_a_last_turn_has_a_length_of_its_own_where_one_is_given(last_len: int, w
         for turn in range(3)
     }
     assert {turn: answer.num_tokens for turn, answer in answers.items()} == wanted
+
+
+def turns_of(group: str, turns_alike: float) -> list[int]:
+    """Of 40 sessions of a group."""
+    tree = {
+        "agent": {"name": "tool_agent"},
+        "trainer": {"total_training_steps": 1},
+        "sim": {"sessions": {"turns": {"kind": "uniform", "low": 1, "high": 6}, "turns_alike": turns_alike}},
+    }
+    sampler = Sampler(Scenario.model_validate(tree))
+
+    def is_last(session: int, turn: int) -> bool:
+        sampling = SamplingParams(max_tokens=200)
+        request = GenerateRequest(request_id=f"{group}_{session}_{turn}", prompt_ids=[1], sampling=sampling, seed=session)
+        return sampler.answer(request, 200).ids[-1] == END
+
+    return [next(turn + 1 for turn in range(6) if is_last(session, turn)) for session in range(40)]
+
+
+def test_a_groups_sessions_have_their_number_of_turns_in_common_as_far_as_the_scenario_says() -> None:
+    assert all(len(set(turns_of(group, 1.0))) == 1 for group in ("aa", "bb", "cc"))
+    assert len({turns_of(group, 1.0)[0] for group in ("aa", "bb", "cc", "dd", "ee", "ff")}) > 1
+    assert len(set(turns_of("aa", 0.0))) > 3
+    half = turns_of("aa", 0.5)
+    assert max(map(half.count, half)) > 20 - 8
+    assert len(set(half)) > 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asyncrl.config.distribution import Distribution
 from asyncrl.rollout.work_sums import WorkSums
 from asyncrl.simulation.fit.lines import Line, line_of_points, line_of_sums
-from asyncrl.simulation.fit.values import MOST_VALUES, distribution_of, thinned
+from asyncrl.simulation.fit.values import MOST_VALUES, distribution_of, likeness, thinned
 
 Points = list[tuple[int, float]]
 
@@ -87,3 +87,18 @@ def test_thinning_keeps_order_ends_and_mean(values: list[float]) -> None:
     assert found[-1] <= ordered[-1] + 1e-6
     if len(values) % len(found) == 0:
         assert mean(found) == pytest.approx(mean(values), abs=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
+def test_likeness_is_the_square_of_the_share_that_a_group_has_in_common(share: float) -> None:
+    rng = random.Random(1)
+    groups = []
+    for _ in range(600):
+        common = rng.randint(1, 5)
+        groups.append([float(common if rng.random() < share else rng.randint(1, 5)) for _ in range(6)])
+    assert likeness(groups) == pytest.approx(share**2, abs=0.05)
+
+
+def test_likeness_of_what_says_nothing() -> None:
+    assert likeness([[2.0, 2.0], [2.0]]) is None
+    assert likeness([[1.0], [2.0]]) is None

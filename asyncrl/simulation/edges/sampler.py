@@ -72,13 +72,17 @@ class Sampler:
             return LAST
         session, _, turn = request_id.partition("_")[2].partition("_")
         uid = request_id.partition("_")[0]
-        draw = unit(zlib.crc32(f"{uid}_{session}".encode()), 4)
-        if int(turn.partition("_")[0] or 0) + 1 >= draw_count(self._sessions.turns, draw):
+        if int(turn.partition("_")[0] or 0) + 1 >= self._num_turns(uid, session):
             return LAST
         if not self._is_parallel:
             return self._call(seed)
         num_calls = draw_count(self._sessions.calls_a_turn, unit(seed, 9))
         return [number for call in range(num_calls) for number in self._call(mix(seed, 10 + call))] + [END]
+
+    def _num_turns(self, uid: str, session: str) -> int:
+        own, alike = zlib.crc32(f"{uid}_{session}".encode()), self._sessions.turns_alike
+        drawn = zlib.crc32(uid.encode()) if alike and unit(own, 11) < alike else own
+        return draw_count(self._sessions.turns, unit(drawn, 4))
 
     def _call(self, seed: int) -> list[int]:
         return call_ids(self._tool(unit(seed, 7)), unit(seed, 8))

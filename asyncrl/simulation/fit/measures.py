@@ -14,8 +14,10 @@ from asyncrl.ports import Json
 from asyncrl.rollout.model_runner import MAX_PREFILL_TOKENS
 from asyncrl.simulation.fit.lines import Line, line_of_points, line_of_sums
 from asyncrl.simulation.fit.run_data import Call, RunData, Session, Step, Turn
-from asyncrl.simulation.fit.values import distribution_of, mean_of, quantile, rounded
+from asyncrl.simulation.fit.values import distribution_of, likeness, mean_of, quantile, rounded
 
+LEAST_GROUPS = 8
+"""Traced groups below which nothing is said about how alike the sessions of a group are."""
 FLOOR = 0.1
 """Quantile of a wait at which it is only what it waits for: the others met a busy loop as well."""
 SIMULATED_COMMITS = 3
@@ -71,6 +73,7 @@ def _sessions(data: RunData) -> Iterator[Fact]:
         yield _lengths("sessions.turn_len", last, "traced sessions")
         return
     yield _lengths("sessions.turns", [len(session.turns) for session in data.sessions], "traced sessions")
+    yield from _alike(data)
     others = [turn.num_tokens for session in data.sessions for turn in session.turns[:-1]]
     if data.run.agent.parallel_tool_calls and others:
         calls = [len(calls) for session in data.sessions for _, calls, _ in _between_turns(session) if calls]
@@ -78,6 +81,17 @@ def _sessions(data: RunData) -> Iterator[Fact]:
     yield _lengths("sessions.turn_len", others or last, "turns that were not the last" if others else "turns")
     if others:
         yield _lengths("sessions.last_len", last, "last turns")
+
+
+def _alike(data: RunData) -> Iterator[Fact]:
+    """Two sessions have a draw in common where both take the group's: the square of the share of those that do."""
+    groups: dict[str, list[float]] = {}
+    for session in data.sessions:
+        groups.setdefault(session.uid, []).append(float(len(session.turns)))
+    common = likeness(list(groups.values())) if len(groups) >= LEAST_GROUPS else None
+    if common is not None:
+        why = f"correlation {max(common, 0.0):.2g} of turns within {len(groups)} groups, its root"
+        yield Fact(key="sessions.turns_alike", value=rounded(min(max(common, 0.0), 1.0) ** 0.5), why=why)
 
 
 def _between_turns(session: Session) -> Iterator[tuple[Turn, tuple[Call, ...], Turn]]:

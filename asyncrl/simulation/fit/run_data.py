@@ -87,11 +87,12 @@ def read_run(folder: Path) -> RunData:
         raise RunFolderError(f"{files.metrics} has no engine/decode_s: the engine of this run did not count its work")
     set_key = "set trainer.trace_groups = 1 or more, the data.train_batch_size at most, and run it again"
     trace = TraceFile(existing_file(folder, files.trace.name, f"its run had trainer.trace_groups = 0; {set_key}"))
-    records = [trace.read(head.step) for head in trace.heads]
+    used = {step.number for step in steps}
+    records = [trace.read(head.step) for head in trace.heads if head.step in used]
     found = [session for record in records for session in _sessions_of(record)]
     sessions = tuple(session for session in found if session is not None)
     if not sessions:
-        raise RunFolderError(f"{files.trace} has no session that went well; {set_key}")
+        raise RunFolderError(f"{files.trace} has no session that went well in steps {min(used)} to {max(used)}; {set_key}")
     return RunData(
         folder=folder,
         run=run,

@@ -45,3 +45,19 @@ def quantile(values: Sequence[float], share: float) -> float:
 def mean_of(values: Sequence[float]) -> float:
     """0 of nothing."""
     return sum(values) / len(values) if values else 0.0
+
+
+def likeness(groups: Sequence[Sequence[float]]) -> float | None:
+    """Correlation of two numbers of one group: 0 where they are independent, 1 where each group has one of its own. None where it
+    cannot be told: all numbers are the same, or no group has two."""
+    values = [value for group in groups for value in group]
+    mean = mean_of(values)
+    variance = mean_of([(value - mean) ** 2 for value in values])
+    pairs = sum(len(group) * (len(group) - 1) for group in groups)
+    if not variance or not pairs:
+        return None
+    products = 0.0
+    for group in groups:
+        rests = [value - mean for value in group]
+        products += sum(rests) ** 2 - sum(rest * rest for rest in rests)  # of all ordered pairs of different members
+    return products / pairs / variance
