@@ -1,10 +1,10 @@
 """Does the simulator tell the truth? A scenario fitted from one real run predicts runs that were not made yet; then they are made.
 
-    python benchmarks/simulation_reality.py [--rounds 3] [--steps 7] [--slots 8] [--runs DIR] [--json]
+    python benchmarks/simulation_reality.py [--rounds 3] [--steps 7] [--slots 4] [--runs DIR] [--json]
 
 1. A policy: the quick start's rows and tiny model, taught to call the calculator (200 steps on good demonstrations). It is then
    made deeper by layers that compute and add nothing, so that the engine's time counts beside the tool's.
-2. Real runs of `asyncrl train`, interleaved: `base` (4 prompts x 8 sessions, 8 slots, a tool of 0.4 s), `half` its slots, `twice`
+2. Real runs of `asyncrl train`, interleaved: `base` (4 prompts x 8 sessions, 4 slots, a tool of 0.4 s), `half` its slots, `twice`
    the tool's latency.
 3. From each base run alone: `fit`, then the scenario with half the slots, and with every tool latency doubled, simulated.
 4. Wall time from the end of the first step to the end of the last but one; error = predicted / measured - 1.
@@ -231,7 +231,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="each is a base run and both others")
     parser.add_argument("--steps", type=int, default=7, help="training steps of a run; the first and the last do not count")
-    parser.add_argument("--slots", type=int, default=8, help="rollout.max_num_seqs of the base run")
+    parser.add_argument("--slots", type=int, default=4, help="rollout.max_num_seqs of the base run")
     parser.add_argument("--runs", type=Path, help="folder to keep policy and runs in; default: a temporary one")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()

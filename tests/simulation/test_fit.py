@@ -12,7 +12,7 @@ from asyncrl.config import to_toml
 from asyncrl.config.distribution import Distribution
 from asyncrl.config.loading import load_run, parse_run
 from asyncrl.config.simulation import Scenario, SimConfig
-from asyncrl.errors import ConfigError, DataError, RunFolderError, UserError
+from asyncrl.errors import DataError, RunFolderError, UserError
 from asyncrl.observe.trace_file import TraceLog
 from asyncrl.ports import Json
 from asyncrl.simulation.draws import draw_of
@@ -272,7 +272,9 @@ def test_an_engine_that_does_not_count_cannot_be_fitted(copy: Path) -> None:
 
 def test_another_kind_of_run_is_refused(copy: Path) -> None:
     (copy / "config.toml").write_text('[model]\npath = "x"\n[sft]\nbatch_size = 4\n')
-    assert "sft" in refusal(copy, ConfigError)
+    message = refusal(copy, RunFolderError)
+    assert "it takes the folder of a training run" in message
+    assert "sft" in message
 
 
 def test_a_line_that_is_no_metrics_is_named(copy: Path) -> None:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from asyncrl.config import TrainRun, load_run
-from asyncrl.errors import DataError, RunFolderError
+from asyncrl.errors import ConfigError, DataError, RunFolderError
 from asyncrl.observe.run_folder import RunFolder, existing_file
 from asyncrl.observe.spans import OK
 from asyncrl.observe.trace_file import Record, SpanLine, TraceFile
@@ -76,9 +76,9 @@ class RunData:
 
 
 def read_run(folder: Path) -> RunData:
-    """Raises RunFolderError or ConfigError in one line when the folder holds no training run, or not enough of one."""
+    """Raises RunFolderError or DataError in one line when the folder holds no training run, or not enough of one."""
     files = RunFolder(path=folder)
-    run = load_run(TrainRun, existing_file(folder, files.config.name, "it is not the folder of a run"))
+    run = _config_of(existing_file(folder, files.config.name, "it is not the folder of a run"))
     lines = _step_lines(existing_file(folder, files.metrics.name, "no step of its run has ended"))
     steps = tuple(step for before, line in pairwise(lines) if (step := _step_of(before, line)) is not None)
     if len(steps) < LEAST_STEPS:
@@ -103,6 +103,13 @@ def read_run(folder: Path) -> RunData:
         borders_s=dict(border for record in records if (border := _border_of(record)) is not None),
         num_ranks=max(record.head.actor.world for record in records),
     )
+
+
+def _config_of(path: Path) -> TrainRun:
+    try:
+        return load_run(TrainRun, path)
+    except ConfigError as error:
+        raise RunFolderError(f"it takes the folder of a training run, as this version of asyncrl writes it: {error}") from error
 
 
 # --- metrics.jsonl ----------------------------------------------------------------------------------------------------------------

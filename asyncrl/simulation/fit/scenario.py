@@ -37,7 +37,7 @@ class Fitted:
 
 
 def fit(run_folder: Path) -> Scenario:
-    """The scenario of the run in `run_folder`. Raises RunFolderError, ConfigError or DataError, in one line, where it cannot."""
+    """The scenario of the run in `run_folder`. Raises RunFolderError or DataError, in one line, where it cannot."""
     return fitted(run_folder).scenario
 
 
@@ -89,7 +89,8 @@ def _head(fitted: Fitted) -> str:
     return (
         f"Fitted from {data.folder}: {steps} ({len(data.steps)} used), {len(data.sessions)} traced sessions{failed}.\n"
         f"{_own_run(fitted)}"
-        "Keys without a comment are the run's own. Evaluations are not simulated."
+        "Keys without a comment are the run's own. Evaluations are not simulated. To predict a run, simulate with --order strict:\n"
+        "who came first has a slot first, as in asyncio."
     )
 
 
