@@ -6,7 +6,6 @@ A run tells which lines wait at which of its resumes. Where one is among them th
 run is made again with that fault there; and so on in that run, since what a fault leads to waits in lines of its own.
 """
 
-import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -203,7 +202,6 @@ def cover(
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the report; 1 when a line is missing."""
-    logging.disable(logging.WARNING)
     coverage = cover(load_run(Scenario, Path(arguments[0])), told=lambda text: sys.stderr.write(f"{text}\n"))
     text = report(coverage, but=LEFT_OUT)
     sys.stdout.write(f"{text}\n")

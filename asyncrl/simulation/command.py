@@ -6,7 +6,6 @@ Every way returns the exit code: 1 when a violation was found, or a run failed.
 """
 
 import json
-import logging
 import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
@@ -40,7 +39,6 @@ LARGE = 8192
 def run_asked(asked: Asked) -> int:
     """Raises RunFolderError for a file that cannot be written."""
     torch.set_num_threads(1)
-    logging.disable(logging.WARNING)  # the controller's own lines, thousands of times, of a world that is not there
     if asked.fit is not None:
         return _fit(asked.fit, asked.output)
     if asked.output is not None:
@@ -146,7 +144,6 @@ def _reports(asked: Asked) -> list[Report]:
 def _report(asked: Asked, scenario: Scenario) -> Report:
     """In a process of its own, or in this one."""
     torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
     return _simulated(asked, scenario, keep=True)[2]
 
 

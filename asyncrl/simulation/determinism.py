@@ -8,7 +8,6 @@ allocators, other warnings). Compared is a digest of every event and of what the
 
 import argparse
 import hashlib
-import logging
 import os
 import subprocess
 import sys
@@ -72,7 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--print", metavar="SEEDS", help="run these, comma-separated, in this process, and print their digests")
     asked = parser.parse_args(arguments)
     if asked.print:
-        logging.disable()
         faults = frozenset[FaultKind]() if asked.no_faults else frozenset(FaultKind)
         for seed, digest in digests(
             asked.scenario, [int(seed) for seed in asked.print.split(",")], faults=faults, order=asked.order

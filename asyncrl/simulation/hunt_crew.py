@@ -4,14 +4,13 @@ hunt, shrink -> [Crew] -> run_task, in worker processes -> reports, in the order
 
 A worker runs one task at a time, so the seed of a run that kills its process, or never ends, is known. Invariants:
 1. Reports come in the order of the tasks, and are the same for any number of workers.
-2. A run that takes longer than `limit_s` ends with its process, and a stack of where it was.
+2. A run that takes longer than `limit_s` ends with its process (SIGALRM), and a stack of where it was.
 3. Nobody outlives the crew: its workers are killed when it is closed, and end by themselves when this process does.
 """
 
 import contextlib
 import faulthandler
 import itertools
-import logging
 import multiprocessing
 import signal
 import tempfile
@@ -58,9 +57,7 @@ class Crew:
 
     def _here(self, tasks: Iterable[RunTask]) -> Generator[RunReport, None, None]:
         for task in tasks:
-            with _quiet():
-                report = run_task(task)
-            yield report
+            yield run_task(task)
 
     def _in_order(self, tasks: Iterator[RunTask]) -> Generator[RunReport, None, None]:
         begun = due = 0
@@ -160,9 +157,9 @@ class _Worker:
 
     def _end_of(self, task: RunTask) -> Finding:
         stack = self._stack.read_text(encoding="utf-8", errors="replace") if self._stack.exists() else ""
-        if stack.startswith("Timeout") or time.monotonic() > self.must_end_by:
-            return Finding(seed=task.seed, kind=TOO_LONG, message=f"the run took more than {self._limit_s:g} s", trace=stack)
         code = self._process.exitcode
+        if code == -signal.SIGALRM or time.monotonic() > self.must_end_by:
+            return Finding(seed=task.seed, kind=TOO_LONG, message=f"the run took more than {self._limit_s:g} s", trace=stack)
         how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit status {code}"
         return Finding(seed=task.seed, kind=DIED, message=f"the run ended its process: {how}", trace=stack)
 
@@ -173,27 +170,17 @@ class _Worker:
         self.connection.close()
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Every injected fault would be a line of the log."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
 def work(connection: Connection, stack: str, limit_s: float) -> None:
     """The life of a worker: one task after the other, until nobody asks. Ctrl-C is for who asks, not for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    logging.disable(logging.CRITICAL)
     with open(stack, "w", encoding="utf-8") as file, contextlib.suppress(EOFError):
         faulthandler.enable(file)
+        # Not `dump_traceback_later`: its thread reads the frames of one that runs on, and now and then dies of it.
+        faulthandler.register(signal.SIGALRM, file=file, all_threads=False, chain=True)
         while True:
             task: RunTask = connection.recv()
-            faulthandler.dump_traceback_later(limit_s, exit=True, file=file)
+            signal.setitimer(signal.ITIMER_REAL, limit_s)
             report = run_task(task)
-            faulthandler.cancel_dump_traceback_later()
+            signal.setitimer(signal.ITIMER_REAL, 0)
             connection.send(report)

@@ -7,8 +7,10 @@ the newest checkpoint with what the journal has kept; where there is no checkpoi
 cease after some lives, so that a run that recovers comes to its end.
 """
 
+import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -85,7 +87,7 @@ def simulate(
     awaits: AwaitCoverage | None = None,
     evaluates: bool = False,
 ) -> Outcome:
-    """Run the scenario to its end. What is found is in the outcome, never raised.
+    """Run the scenario to its end. What is found is in the outcome, never raised; nothing is logged meanwhile.
 
     faults: kinds that may happen, of which the seed arms some, by the scenario's rates. at: besides, one fault at a resume of the
     first life, or several in their order. awaits: told where faults at awaits were thrown. evaluates: with an evaluation before the
@@ -95,13 +97,25 @@ def simulate(
     outcome = Outcome(seed=seed, machine=machine, watcher=watcher or Watcher(), log=log)
     run = _Run(outcome, order, armed_kinds(seed, faults), Oracles() if oracles else None, observers, awaits, evaluates)
     try:
-        run.to_end((at,) if isinstance(at, ResumeFault) else tuple(at or ()))
+        with _quiet():
+            run.to_end((at,) if isinstance(at, ResumeFault) else tuple(at or ()))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as failure:  # a finding: whoever asked for the run looks at it
         outcome.failure = failure
         log.note("failure", f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}")
     return outcome
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The controller's own lines, thousands of them, are of a world that is not there; its events have a log of their own."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 class _Run:

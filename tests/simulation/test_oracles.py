@@ -1,7 +1,5 @@
 """Each oracle can fail by itself, with its own name: beside it only `Living` runs, which keeps the account of tasks."""
 
-import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -30,13 +28,6 @@ BREAKS = {
     "Emptied": "turns_stay",
 }
 """Oracle -> the planted bug that it must catch alone."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def test_every_oracle_is_broken_here() -> None:

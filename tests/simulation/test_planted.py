@@ -3,8 +3,6 @@
 The whole search, up to 500 seeds a bug, with its table: `python -m tests.simulation.planted.search`.
 """
 
-import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -27,13 +25,6 @@ SEEDS = {
 """The first seed that catches each, where it is not 0."""
 NEAR = 60
 """A change of the simulator moves its faults to other seeds: a bug that is not caught at its own is looked for in so many more."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.WARNING)  # thousands of groups fail here, as they should
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -5,6 +5,7 @@ test_found.py.
 """
 
 import io
+import logging
 import shlex
 import tomllib
 from pathlib import Path
@@ -72,3 +73,9 @@ def test_nor_without_tools() -> None:
 @pytest.mark.parametrize("order", [Order.STRICT, Order.ALL])
 def test_nor_in_another_order(order: Order) -> None:
     check(load_run(Scenario, SMALLEST), range(100, 120), f"seed SEED --order {order}", order)
+
+
+def test_a_run_leaves_logging_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    hunt(load_run(Scenario, SMALLEST), range(3), jobs=0)
+    logging.getLogger("asyncrl").warning("heard")
+    assert caplog.messages == ["heard"]
