@@ -35,6 +35,9 @@ from asyncrl.simulation.timeline import draw_timeline
 LARGE = 8192
 """Sessions of a step above which the oracles stay out of a run without faults: it is there for its numbers."""
 
+INTERRUPTED = 130
+"""Exit code of a hunt that Ctrl-C ended before it found anything: it has not passed. 128 + SIGINT, as shells have it."""
+
 
 def run_asked(asked: Asked) -> int:
     """Raises RunFolderError for a file that cannot be written."""
@@ -169,6 +172,8 @@ def _hunt(asked: Asked, named: Named, seeds: Sequence[int]) -> int:
         print(json.dumps(_hunt_json(asked, named, result, shrunk)))
     else:
         print_hunt(result, partial(_again, asked, named), shrunk=shrunk)
+    if result.is_ok and result.is_interrupted:
+        return INTERRUPTED
     return 0 if result.is_ok else 1
 
 

@@ -1,7 +1,7 @@
 """A small tokenizer with a Hermes template, a run's configuration, and fakes of what stands around the agents."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 
@@ -10,10 +10,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.agents.chat_template import ChatTemplate
+from asyncrl.agents.runner import GroupRunner
 from asyncrl.agents.session import SessionParts, session_parts
 from asyncrl.agents.text_codec import TextCodec
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun, parse_run
+from asyncrl.fields import Tag
+from asyncrl.keys import TRAIN
 from asyncrl.ports import GenerateRequest, Json, Prompt, RewardRequest, RewardResult
 from asyncrl.rollout.scripted import ScriptedEngine
 from asyncrl.tools import Tool, load_tools
@@ -120,6 +123,19 @@ class Rig:
         """An engine that gives these answers, one a request."""
         left = list(turns)
         return self.engine(lambda _: left.pop(0), context_len)
+
+    def call_then_answer(self, request: GenerateRequest) -> str:
+        """Call the calculator in the first turn, answer in the second."""
+        return self.call("1 + 2") if request.request_id.endswith("_0") else "3"
+
+    def runner(
+        self, queue: TransferQueue, engine: ScriptedEngine, run: TrainRun, tools: Mapping[str, Tool] | None = None
+    ) -> GroupRunner:
+        chosen = load_tools(["calculator"]) if tools is None else tools
+        return GroupRunner(queue, engine, self.scorer, self.template, chosen, run, self.world)
+
+    async def tags(self, queue: TransferQueue) -> dict[str, Tag]:
+        return (await queue.kv_list(TRAIN))[TRAIN]
 
     def parts(self, engine: ScriptedEngine, run: TrainRun, tools: dict[str, Tool] | None = None) -> SessionParts:
         runner = ToolRunner(load_tools(["calculator"]) if tools is None else tools, run.agent, self.world)

@@ -1,53 +1,31 @@
 """Groups on the real store: every started group becomes terminal, and only whole groups are finished."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from asyncrl.agents.runner import GroupRunner
 from asyncrl.config import TrainRun
 from asyncrl.errors import StaleLeaseError, StrayCancelError
-from asyncrl.fields import Tag
 from asyncrl.keys import TRAIN, GroupLease, Lease
 from asyncrl.ports import GenerateRequest, Prompt, RewardRequest
 from asyncrl.rollout.scripted import ScriptedEngine
-from asyncrl.tools import FunctionTool, Tool, load_tools
+from asyncrl.tools import FunctionTool
 from asyncrl.transfer_queue import TransferQueue
 
 NewRun = Callable[..., TrainRun]
 Rig = Any  # the fixture's class lives in conftest, which is no module
 
 
-def runner_of(
-    rig: Rig,
-    queue: TransferQueue,
-    engine: ScriptedEngine,
-    run: TrainRun,
-    tools: Mapping[str, Tool] | None = None,
-) -> GroupRunner:
-    chosen = load_tools(["calculator"]) if tools is None else tools
-    return GroupRunner(queue, engine, rig.scorer, rig.template, chosen, run, rig.world)
-
-
-async def tags_of(queue: TransferQueue) -> dict[str, Tag]:
-    return (await queue.kv_list(TRAIN))[TRAIN]
-
-
-def turns(rig: Rig) -> Callable[[GenerateRequest], str]:
-    """Call the calculator in the first turn, answer in the second."""
-    return lambda request: rig.call("1 + 2") if request.request_id.endswith("_0") else "3"
-
-
 async def test_a_group_becomes_finished_with_all_its_rows(rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
-    engine = ScriptedEngine(lambda request: rig.template.encode_assistant(turns(rig)(request)), version=4)
-    async with runner_of(rig, queue, engine, new_run()) as runner:
+    engine = ScriptedEngine(lambda request: rig.template.encode_assistant(rig.call_then_answer(request)), version=4)
+    async with rig.runner(queue, engine, new_run()) as runner:
         runner.start(replace(prompt, global_steps=4))
         await runner.join()
         stats = runner.stats()
-    tags = await tags_of(queue)
+    tags = await rig.tags(queue)
     assert tags["a1"] == {"is_prompt": True, "status": "finished", "global_steps": 4}
     assert sorted(tags) == ["a1", "a1_0_0", "a1_1_0"]
     names = [
@@ -86,7 +64,7 @@ async def test_status_moves_forward_only(rig: Rig, queue: TransferQueue, prompt:
                     return
 
     follower = asyncio.create_task(follow())
-    async with runner_of(rig, queue, rig.engine(turns(rig)), new_run()) as runner:
+    async with rig.runner(queue, rig.engine(rig.call_then_answer), new_run()) as runner:
         await asyncio.sleep(0)
         runner.start(prompt)
         await follower
@@ -109,10 +87,10 @@ async def test_one_failed_session_makes_the_group_a_failure_after_all_have_settl
 
     rig.scorer.score_with = score
     engine = rig.engine(lambda request: "bad" if request.request_id.startswith("a1_0") else "3")
-    async with runner_of(rig, queue, engine, new_run()) as runner:
+    async with rig.runner(queue, engine, new_run()) as runner:
         runner.start(prompt)
         await runner.join()
-    tags = await tags_of(queue)
+    tags = await rig.tags(queue)
     assert tags["a1"]["status"] == "failure"
     assert str(tags["a1"]["failure"]).startswith("ZeroDivisionError (infra): in the rule")
     assert sorted(settled) == ["3", "bad"]
@@ -139,11 +117,11 @@ async def test_a_session_cancelled_by_its_tool_fails_its_group_and_no_other(
 ) -> None:
     call = '<tool_call>{"name": "cancels", "arguments": {}}</tool_call>'
     engine = rig.engine(lambda request: call if request.request_id == "a1_0_0" else "3")
-    async with runner_of(rig, queue, engine, new_run(), {"cancels": FunctionTool(function, name="cancels")}) as runner:
+    async with rig.runner(queue, engine, new_run(), {"cancels": FunctionTool(function, name="cancels")}) as runner:
         runner.start(prompt)
         runner.start(replace(prompt, uid="b2"))
         await runner.join()
-    tags = await tags_of(queue)
+    tags = await rig.tags(queue)
     assert (tags["a1"]["status"], tags["b2"]["status"]) == ("failure", "finished")
     assert str(tags["a1"]["failure"]).startswith("CancelledError (infra)")
 
@@ -158,7 +136,7 @@ async def test_sessions_and_groups_whose_tasks_are_cancelled_become_failures(
         return "3"
 
     rig.scorer.delay_s = 60.0
-    async with runner_of(rig, queue, rig.engine(note), new_run()) as runner:
+    async with rig.runner(queue, rig.engine(note), new_run()) as runner:
         for uid, name in (("a1", "session a1_1"), ("b2", "group b2")):
             reached.clear()
             runner.start(replace(prompt, uid=uid))
@@ -170,7 +148,7 @@ async def test_sessions_and_groups_whose_tasks_are_cancelled_become_failures(
         other = next(task for task in asyncio.all_tasks() if task.get_name() == "session a1_0")
         other.cancel()
         await runner.join()
-        tags = await tags_of(queue)
+        tags = await rig.tags(queue)
     assert (tags["a1"]["status"], tags["b2"]["status"]) == ("failure", "failure")
     assert "cancelled from inside" in str(tags["a1"]["failure"])
     assert "cancelled from inside" in str(tags["b2"]["failure"])
@@ -192,7 +170,7 @@ async def test_a_cancellation_in_the_end_of_a_broken_group_does_not_hide_that_it
     rig: Rig, prompt: Prompt, new_run: NewRun
 ) -> None:
     async def run() -> None:
-        async with TroubledQueue() as queue, runner_of(rig, queue, rig.saying(), new_run()) as runner:
+        async with TroubledQueue() as queue, rig.runner(queue, rig.saying(), new_run()) as runner:
             runner.start(prompt)
             await asyncio.sleep(30.0)
 
@@ -205,10 +183,10 @@ async def test_a_cancellation_in_the_end_of_a_broken_group_does_not_hide_that_it
 async def test_a_prompt_that_cannot_be_rendered_fails_its_group(
     rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
 ) -> None:
-    async with runner_of(rig, queue, rig.saying(), new_run()) as runner:
+    async with rig.runner(queue, rig.saying(), new_run()) as runner:
         runner.start(replace(prompt, messages=[{"role": "user", "content": 3}]))
         await runner.join()
-    assert "cannot render" in str((await tags_of(queue))["a1"]["failure"])
+    assert "cannot render" in str((await rig.tags(queue))["a1"]["failure"])
 
 
 async def test_leaving_the_runner_cancels_what_is_in_flight(
@@ -216,12 +194,12 @@ async def test_leaving_the_runner_cancels_what_is_in_flight(
 ) -> None:
     engine = rig.saying()
     await engine.pause()
-    async with runner_of(rig, queue, engine, new_run()) as runner:
+    async with rig.runner(queue, engine, new_run()) as runner:
         runner.start(prompt)
         async for changes in queue.kv_watch(TRAIN):
             if (changes.get("a1") or {}).get("status") == "running":
                 break
-    assert (await tags_of(queue))["a1"]["status"] == "running"
+    assert (await rig.tags(queue))["a1"]["status"] == "running"
     assert runner.stats()["groups_in_flight"] == 0.0
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith(("group", "session"))]
 
@@ -230,7 +208,7 @@ async def test_a_store_that_refuses_a_group_ends_the_runner_with_that_error(
     rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
 ) -> None:
     async def run() -> None:
-        async with runner_of(rig, queue, rig.saying(), new_run()) as runner:
+        async with rig.runner(queue, rig.saying(), new_run()) as runner:
             runner.start(prompt)
             await asyncio.Event().wait()
 
@@ -244,7 +222,7 @@ async def test_an_error_of_the_body_leaves_as_it_is(rig: Rig, queue: TransferQue
     await engine.pause()
 
     async def run() -> None:
-        async with runner_of(rig, queue, engine, new_run()) as runner:
+        async with rig.runner(queue, engine, new_run()) as runner:
             runner.start(prompt)
             raise ZeroDivisionError
 
@@ -262,19 +240,19 @@ async def test_a_group_dropped_while_it_runs_is_counted_and_harms_nobody(
         return "3"
 
     rig.scorer.delay_s = 0.01
-    async with runner_of(rig, queue, rig.engine(note), new_run()) as runner:
+    async with rig.runner(queue, rig.engine(note), new_run()) as runner:
         runner.start(prompt)
         await reached.wait()
         await queue.kv_clear(["a1"], partition_id=TRAIN)
         await runner.join()
         assert runner.stats()["groups_dropped"] == 1.0
-    assert await tags_of(queue) == {}
+    assert await rig.tags(queue) == {}
 
 
 async def test_a_group_dropped_before_its_sessions_begin_is_counted_and_harms_nobody(
     rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
 ) -> None:
-    async with runner_of(rig, queue, rig.engine(turns(rig)), new_run()) as runner:
+    async with rig.runner(queue, rig.engine(rig.call_then_answer), new_run()) as runner:
         runner.start(prompt)
         runner.start(replace(prompt, uid="b2"))
         async for changes in queue.kv_watch(TRAIN):
@@ -283,4 +261,4 @@ async def test_a_group_dropped_before_its_sessions_begin_is_counted_and_harms_no
                 break
         await runner.join()
         assert runner.stats()["groups_dropped"] == 1.0
-    assert sorted(await tags_of(queue)) == ["b2", "b2_0_0", "b2_1_0"]
+    assert sorted(await rig.tags(queue)) == ["b2", "b2_0_0", "b2_1_0"]

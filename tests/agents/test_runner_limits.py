@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,38 +12,15 @@ from blockbuster import blockbuster_ctx
 
 from asyncrl.agents import guests, tool_agent  # noqa: F401  (a run's checks have imported the loop before)
 from asyncrl.agents.loop import AgentLoopOutput, SessionContext
-from asyncrl.agents.runner import GroupRunner
 from asyncrl.agents.single_turn import SingleTurn
 from asyncrl.config import TrainRun
-from asyncrl.fields import Tag
 from asyncrl.keys import TRAIN
 from asyncrl.ports import GenerateRequest, Prompt
-from asyncrl.rollout.scripted import ScriptedEngine
-from asyncrl.tools import FunctionTool, Tool, load_tools
+from asyncrl.tools import FunctionTool
 from asyncrl.transfer_queue import TransferQueue
 
 NewRun = Callable[..., TrainRun]
 Rig = Any  # the fixture's class lives in conftest, which is no module
-
-
-def runner_of(
-    rig: Rig,
-    queue: TransferQueue,
-    engine: ScriptedEngine,
-    run: TrainRun,
-    tools: Mapping[str, Tool] | None = None,
-) -> GroupRunner:
-    chosen = load_tools(["calculator"]) if tools is None else tools
-    return GroupRunner(queue, engine, rig.scorer, rig.template, chosen, run, rig.world)
-
-
-async def tags_of(queue: TransferQueue) -> dict[str, Tag]:
-    return (await queue.kv_list(TRAIN))[TRAIN]
-
-
-def turns(rig: Rig) -> Callable[[GenerateRequest], str]:
-    """Call the calculator in the first turn, answer in the second."""
-    return lambda request: rig.call("1 + 2") if request.request_id.endswith("_0") else "3"
 
 
 async def test_no_more_sessions_run_at_once_than_allowed(rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
@@ -61,11 +38,11 @@ async def test_no_more_sessions_run_at_once_than_allowed(rig: Rig, queue: Transf
     call = '<tool_call>{"name": "slow", "arguments": {}}</tool_call>'
     engine = rig.engine(lambda request: call if request.request_id.endswith("_0") else "3")
     run = new_run(agent={"max_concurrent_sessions": 2}, rollout={"n": 6})
-    async with runner_of(rig, queue, engine, run, {"slow": FunctionTool(slow)}) as runner:
+    async with rig.runner(queue, engine, run, {"slow": FunctionTool(slow)}) as runner:
         runner.start(prompt)
         await runner.join()
     assert most == 2
-    assert len(await tags_of(queue)) == 7
+    assert len(await rig.tags(queue)) == 7
 
 
 async def test_nothing_of_a_group_blocks_the_loop(rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
@@ -77,10 +54,10 @@ async def test_nothing_of_a_group_blocks_the_loop(rig: Rig, queue: TransferQueue
     call = '<tool_call>{"name": "sleepy", "arguments": {}}</tool_call>'
     engine = rig.engine(lambda request: call if request.request_id.endswith("_0") else "3")
     with blockbuster_ctx("asyncrl"):
-        async with runner_of(rig, queue, engine, new_run(), {"sleepy": FunctionTool(sleepy)}) as runner:
+        async with rig.runner(queue, engine, new_run(), {"sleepy": FunctionTool(sleepy)}) as runner:
             runner.start(prompt)
             await runner.join()
-    assert (await tags_of(queue))["a1"]["status"] == "finished"
+    assert (await rig.tags(queue))["a1"]["status"] == "finished"
 
 
 async def test_the_guard_of_the_loop_bites(rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:
@@ -92,7 +69,7 @@ async def test_the_guard_of_the_loop_bites(rig: Rig, queue: TransferQueue, promp
     call = '<tool_call>{"name": "sleepy", "arguments": {}}</tool_call>'
     engine = rig.engine(lambda request: call if request.request_id.endswith("_0") else "3")
     with blockbuster_ctx("asyncrl"):
-        async with runner_of(rig, queue, engine, new_run(), {"sleepy": FunctionTool(sleepy)}) as runner:
+        async with rig.runner(queue, engine, new_run(), {"sleepy": FunctionTool(sleepy)}) as runner:
             runner.start(prompt)
             await runner.join()
     columns = await queue.kv_batch_get(["a1_0_0"], partition_id=TRAIN, fields=["extra_fields"])
@@ -127,14 +104,14 @@ async def test_what_an_odd_loop_does_costs_its_own_group_only(
 ) -> None:
     _Odd.let_go = asyncio.Event()
     run = new_run(agent={"name": "single_turn", "timeout_s": 0.2})
-    async with runner_of(rig, queue, rig.engine(lambda _: "3"), run, {}) as runner:
+    async with rig.runner(queue, rig.engine(lambda _: "3"), run, {}) as runner:
         runner._parts = replace(runner._parts, loop=_Odd())
         for uid in ("holds_on", "no_ids", "bad_error", "well"):
             runner.start(replace(prompt, uid=uid))
         await runner.join()
         abandoned = runner.stats()["sessions_abandoned"]
         _Odd.let_go.set()
-    tags = await tags_of(queue)
+    tags = await rig.tags(queue)
     assert abandoned == 2
     assert {uid: tags[uid]["status"] for uid in ("holds_on", "no_ids", "bad_error", "well")} == {
         "holds_on": "failure",
@@ -158,7 +135,7 @@ async def test_leaving_the_runner_does_not_wait_for_a_loop_that_holds_on(
         begun.set()
         return "3"
 
-    async with runner_of(rig, queue, rig.engine(note), new_run(agent={"name": "single_turn"}), {}) as runner:
+    async with rig.runner(queue, rig.engine(note), new_run(agent={"name": "single_turn"}), {}) as runner:
         runner._parts = replace(runner._parts, loop=_Odd())
         runner.start(replace(prompt, uid="holds_on"))
         await begun.wait()
