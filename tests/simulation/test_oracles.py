@@ -1,6 +1,5 @@
 """Each oracle can fail by itself, with its own name: beside it only `Living` runs, which keeps the account of tasks."""
 
-
 import pytest
 
 from asyncrl.config.simulation import Scenario

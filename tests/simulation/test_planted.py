@@ -3,7 +3,6 @@
 The whole search, up to 500 seeds a bug, with its table: `python -m tests.simulation.planted.search`.
 """
 
-
 import pytest
 
 from tests.simulation.planted import search
