@@ -63,5 +63,11 @@ def _no_process_left() -> Iterator[None]:
 def _children() -> set[int]:
     """Of this process, running or zombie, where the system tells. Another test may have started one that stays: the server that
     multiprocessing forks from."""
-    tasks = Path("/proc/self/task")
-    return {int(pid) for task in tasks.glob("*") for pid in (task / "children").read_text(encoding="ascii").split()}
+    return {int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _parent(folder) == os.getpid()}
+
+
+def _parent(folder: Path) -> int | None:
+    """None: it has ended meanwhile. The name, in brackets, may hold anything; the parent is the second word after it."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return None
