@@ -1,5 +1,7 @@
 """A user's project in a fresh folder, and scorers on it."""
 
+import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
