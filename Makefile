@@ -39,7 +39,8 @@ train: $(READY) ## the quick start: data, warm start, reinforcement learning (SE
 test: $(READY) ## run the tests
 	@$(BIN)/python -m pytest -q
 
-endurance: $(READY) ## 500 processes killed in the middle of their puts
+endurance: $(READY) ## the long tests, and 500 processes killed in the middle of their puts
+	@$(BIN)/python -m pytest -q -m long
 	@$(BIN)/python tests/endurance/kill_cycles.py --cycles 500
 
 hunt: $(READY) ## simulated runs with all faults, until one shows a violation (SEEDS=0..999)

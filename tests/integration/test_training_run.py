@@ -198,6 +198,7 @@ async def test_a_step_that_fails_half_way_is_no_checkpoint(config: Path, monkeyp
     assert (checkpoints / "global_step_3").is_dir()
 
 
+@pytest.mark.long
 async def test_200_steps_leave_the_queue_flat(config: Path) -> None:
     folder = await train(config, "trainer.total_training_steps=200", "data.max_response_length=4", "trainer.log_trajectories=0")
     rows = read_metrics(folder / "metrics.jsonl")

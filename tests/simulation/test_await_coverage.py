@@ -20,6 +20,7 @@ def covered() -> AwaitCoverage:
     return cover(SMALLEST)
 
 
+@pytest.mark.long
 def test_every_line_that_waits_meets_a_cancellation_and_an_error(covered: AwaitCoverage) -> None:
     """All of them. A new line that nothing reaches needs a variant that does, or a reason in LEFT_OUT."""
     told = report(covered, but=LEFT_OUT)
@@ -27,6 +28,7 @@ def test_every_line_that_waits_meets_a_cancellation_and_an_error(covered: AwaitC
     assert told.startswith("coverage of awaits: ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LEFT_OUT)
 def test_a_line_that_is_left_out_is_one_that_waits_for_nothing(covered: AwaitCoverage, kind: FaultKind) -> None:
     """Faults are thrown wherever a task waits: had it ever waited, it would have met one."""

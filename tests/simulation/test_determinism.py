@@ -18,6 +18,7 @@ from asyncrl.simulation.run import simulate
 REFERENCE = Path(__file__).parents[2] / "configs" / "sim" / "reference.toml"
 
 
+@pytest.mark.long
 def test_two_processes_that_differ_in_all_else_run_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert determinism.main([str(REFERENCE), "--seeds", "4"]) == 0
     assert capsys.readouterr().out == "4 seeds twice, 0 differ\n"

@@ -169,6 +169,7 @@ def wall_s(watcher: Watcher) -> float:
     return watcher.steps[-1]["simulated_s"] - watcher.steps[0]["simulated_s"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [

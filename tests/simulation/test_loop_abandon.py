@@ -204,6 +204,7 @@ def test_memory_of_crashed_runs_is_given_back() -> None:
     assert run_some(50) - before < 50
 
 
+@pytest.mark.long
 def test_garbage_of_earlier_runs_is_collected_by_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector does not run while a loop does, and would not come back to what was made old meanwhile."""
     monkeypatch.setattr(garbage, "FULL_COLLECTION_AT", 4_000)

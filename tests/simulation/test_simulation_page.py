@@ -43,6 +43,7 @@ def test_a_command_is_accepted_with_its_scenarios_and_values(words: list[str], m
     assert asked[0].scenarios
 
 
+@pytest.mark.long
 def test_the_table_is_what_comes_out() -> None:
     """To the rounding of the page, and one in the last digit."""
     rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d,]+) \| (\d+) % \| (\d+) % \|$", PAGE, re.MULTILINE)

@@ -39,6 +39,7 @@ def pixels_of(run: Seen, path: Path) -> "np.ndarray[Any, Any]":
     return np.asarray(imread(path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overrides", [(), LARGE, LONG], ids=["small", "many engines", "hours"])
 def test_a_picture_of_one_size_shows_something(overrides: tuple[str, ...], tmp_path: Path) -> None:
     run = seen(*overrides)
