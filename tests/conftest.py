@@ -3,7 +3,11 @@
 And the quick start's tokenizer, model folder and template, made once for all; imported inside, as most tests need no torch.
 """
 
+import asyncio
 import sys
+import traceback
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +25,29 @@ if TYPE_CHECKING:
 for _profile in ("default", "ci"):
     settings.register_profile(_profile, deadline=None, max_examples=40)
 settings.load_profile("default")
+
+
+_loops: "weakref.WeakKeyDictionary[asyncio.BaseEventLoop, traceback.StackSummary]" = weakref.WeakKeyDictionary()
+"""Every event loop of these processes, and where it was made."""
+
+
+def _note_loop(loop: asyncio.BaseEventLoop, plain: Any = asyncio.BaseEventLoop.__init__) -> None:
+    plain(loop)
+    _loops[loop] = traceback.StackSummary.extract(traceback.walk_stack(sys._getframe(1)), limit=8, lookup_lines=False)
+
+
+asyncio.BaseEventLoop.__init__ = _note_loop  # type: ignore[method-assign, assignment]
+
+
+@pytest.fixture(autouse=True)
+def _no_loop_left_open() -> Iterator[None]:
+    """A loop that a test leaves open would fail another test, whenever the collector meets it: said here, where it was made."""
+    before = set(_loops)
+    yield
+    left = [(loop, stack) for loop, stack in _loops.items() if loop not in before and not loop.is_closed()]
+    for loop, _ in left:
+        loop.close()
+    assert not left, "an event loop was left open; it was made here:\n" + "".join(reversed(left[0][1].format()))
 
 
 @pytest.fixture(autouse=True)

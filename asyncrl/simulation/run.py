@@ -170,12 +170,19 @@ class _Run:
 
     # --- what a life is made of
 
-    def plan(self, loop: VirtualLoop, stop: Stop, seed: int, at: Sequence[ResumeFault]) -> FaultPlan:
-        """The faults of a life."""
-        armed = self._armed if self._machine.num_lives <= FAULTY_LIVES else {}
+    def _armed_now(self) -> dict[FaultKind, float]:
+        return self._armed if self._machine.num_lives <= FAULTY_LIVES else {}
+
+    def expected_turns(self) -> int:
+        """Turns of the loop in a life without faults, where a fault may end this one early; else 0."""
+        armed = self._armed_now()
         ends_early = FaultKind.CRASH in armed or FaultKind.SIGTERM in armed
+        return _turns_of(self._scenario.model_dump_json()) if ends_early else 0
+
+    def plan(self, loop: VirtualLoop, stop: Stop, seed: int, at: Sequence[ResumeFault], expected_turns: int) -> FaultPlan:
+        """The faults of a life."""
         return FaultPlan(
-            armed,
+            self._armed_now(),
             self._scenario.sim.faults,
             loop,
             self._outcome.log,
@@ -183,7 +190,7 @@ class _Run:
             run_seed=self._outcome.seed,
             stop=stop,
             graves=self._graves,
-            expected_turns=_turns_of(self._scenario.model_dump_json()) if ends_early else 0,
+            expected_turns=expected_turns,
             at=at,
             awaits=self._awaits,
             observers=self._observers,
@@ -215,8 +222,9 @@ class _Life:
         self._seed = seed
         self._stop = Stop()
         self._trainer_before = outcome.watcher.trainer
+        expected_turns = run.expected_turns()  # a run of its own, which may fail: before there is a loop to be closed
         self.loop = VirtualLoop(seed, order=run.order, start_s=machine.now_s)
-        self.plan = run.plan(self.loop, self._stop, seed, at)
+        self.plan = run.plan(self.loop, self._stop, seed, at, expected_turns)
         self.loop.before_step = outcome.log.step
         self.loop.after_turn = self._after_turn
         self._look_turn = min(LOOK_TURNS, self.plan.process.next_turn)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -69,9 +70,8 @@ def test_what_comes_back_is_what_the_operations_mean(make_history: MakeHistory, 
 
     for life in range(data.draw(st.integers(2, 4))):
         entries = [history.entry() for _ in range(data.draw(st.integers(0, 8)))]
-        loop = VirtualLoop(life)
-        loop.run_until_complete(write(entries))
-        loop.close()
+        with closing(VirtualLoop(life)) as loop:  # hypothesis may end an example in the middle of a draw
+            loop.run_until_complete(write(entries))
         disk.crash(0.0, power=True)  # closed: nothing of it may go
         written += entries
 
