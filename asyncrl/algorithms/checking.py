@@ -2,7 +2,7 @@
 
 Place: `check.py` reads the files and prints; each `check_*.py` turns a case into comparisons; this file is what they share. A check
 is a function `(Case) -> Iterable[Compared]`, and its module has them in one table, `CHECKS: Mapping[str, Check]`, under the name of
-the file without `.json`, and `/KIND` after it where the file's cases have a `kind`: "advantages", "corrected/advantage", "kl/penalty".
+the file without `.json`, and `/KIND` after it where the cases of the file have a `kind`: "advantages", "corrected/advantage".
 """
 
 import math
