@@ -6,6 +6,7 @@ Each rule is one line of a table, with a test. `resolved` leaves the same keys o
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from asyncrl.config.algorithms import idle_algorithm_keys
 from asyncrl.config.keys import leaves
 from asyncrl.config.runs import SFTRun, TrainRun
 from asyncrl.config.simulation import Scenario
@@ -25,6 +26,43 @@ class Switch(NamedTuple, Generic[Run]):
 
 SWITCHES: tuple[Switch[TrainRun], ...] = (
     Switch("actor.use_kl_loss is false", lambda run: not run.actor.use_kl_loss, "actor.kl_loss_coef actor.kl_loss_type"),
+    Switch(
+        "algorithm.use_kl_in_reward is false",
+        lambda run: not run.algorithm.use_kl_in_reward,
+        "algorithm.kl_penalty algorithm.kl_ctrl.type algorithm.kl_ctrl.kl_coef algorithm.kl_ctrl.target_kl"
+        " algorithm.kl_ctrl.horizon",
+    ),
+    Switch(
+        'algorithm.kl_ctrl.type is "fixed"',
+        lambda run: run.algorithm.kl_ctrl.type == "fixed",
+        "algorithm.kl_ctrl.target_kl algorithm.kl_ctrl.horizon",
+    ),
+    Switch(
+        'algorithm.rollout_correction.rollout_is is "none"',
+        lambda run: run.algorithm.rollout_correction.rollout_is == "none",
+        "algorithm.rollout_correction.rollout_is_threshold algorithm.rollout_correction.rollout_is_batch_normalize",
+    ),
+    Switch(
+        "the ratio of the clipped loss is that weight already (algorithm.old_log_probs, algorithm.rollout_correction.loss_type)",
+        lambda run: run.old_log_probs == "bypass" and not run.reinforces,
+        "algorithm.rollout_correction.rollout_is",
+    ),
+    Switch(
+        "algorithm.rollout_correction.rollout_rs is empty",
+        lambda run: not run.algorithm.rollout_correction.rollout_rs,
+        "algorithm.rollout_correction.rollout_rs_threshold",
+    ),
+    Switch(
+        'algorithm.old_log_probs is not "bypass"',
+        lambda run: run.algorithm.old_log_probs != "bypass",
+        "algorithm.rollout_correction.loss_type",
+    ),
+    Switch("algorithm.filter_groups is false", lambda run: not run.algorithm.filter_groups, "replay.max_filtered_groups_in_a_row"),
+    Switch(
+        'actor.loss_agg_mode is not "seq-mean-token-sum-norm"',
+        lambda run: run.actor.loss_agg_mode != "seq-mean-token-sum-norm",
+        "actor.loss_scale_factor",
+    ),
     Switch(
         'agent.name is "single_turn"',
         lambda run: run.agent.name == "single_turn",
@@ -68,8 +106,8 @@ SCENARIO_SWITCHES: tuple[Switch[Scenario], ...] = (
         "a scenario has no model",
         lambda run: True,
         "trainer.num_threads rollout.temperature rollout.top_p rollout.top_k rollout.deterministic actor.optim"
-        " actor.ppo_max_token_len_per_gpu actor.clip_ratio_low actor.clip_ratio_high actor.loss_agg_mode actor.entropy_coeff"
-        " actor.kl_loss_coef actor.kl_loss_type",
+        " actor.ppo_max_token_len_per_gpu actor.loss_mode actor.loss_options actor.clip_ratio_low actor.clip_ratio_high"
+        " actor.clip_ratio_c actor.loss_agg_mode actor.loss_scale_factor actor.entropy_coeff actor.kl_loss_coef actor.kl_loss_type",
     ),
     Switch("rewards of a scenario are sim.reward", lambda run: True, "reward.function reward.num_workers"),
     Switch("the tools of a scenario are sim.tools", lambda run: True, "agent.tools"),
@@ -114,9 +152,10 @@ def resolved(run: TrainRun | SFTRun | Scenario) -> dict[str, Json]:
 
 def _idle_keys(run: TrainRun | SFTRun | Scenario) -> list[tuple[str, list[str]]]:
     """Reason and keys of every switch that holds."""
-    if isinstance(run, TrainRun):
-        return _holding(SWITCHES, run)
-    return _holding(SFT_SWITCHES, run) if isinstance(run, SFTRun) else _holding(SCENARIO_SWITCHES, run)
+    if isinstance(run, SFTRun):
+        return _holding(SFT_SWITCHES, run)
+    algorithms = idle_algorithm_keys(run.algorithm, run.actor)
+    return [*(_holding(SWITCHES, run) if isinstance(run, TrainRun) else _holding(SCENARIO_SWITCHES, run)), *algorithms]
 
 
 def _holding(switches: tuple[Switch[Run], ...], run: Run) -> list[tuple[str, list[str]]]:

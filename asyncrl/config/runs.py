@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
+from asyncrl.config.algorithms import check_algorithms, reinforces
 from asyncrl.config.sections import (
     ActorConfig,
     AgentConfig,
@@ -43,6 +44,7 @@ class TrainRun(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         _check_batch_arithmetic(self)
+        check_algorithms(self.algorithm, self.actor, group_size=self.rollout.n)
         return self
 
     @property
@@ -59,8 +61,29 @@ class TrainRun(Section):
     def old_log_probs(self) -> Literal["elide", "recompute", "bypass"]:
         """What the old_log_probs stage does, `auto` resolved."""
         if self.algorithm.old_log_probs == "auto":
-            return "elide" if self.updates_per_batch == 1 else "recompute"
+            is_wanted = self.algorithm.use_kl_in_reward or self.algorithm.rollout_correction.is_on or self.needs_sum_pi_squared
+            return "recompute" if is_wanted or self.updates_per_batch > 1 else "elide"
         return self.algorithm.old_log_probs
+
+    @property
+    def needs_sum_pi_squared(self) -> bool:
+        """Does the advantage want the sum of squared probabilities at each token?"""
+        return self.algorithm.adv_estimator in ("optimal_token_baseline", "tir_optimal_token_baseline")
+
+    @property
+    def needs_baseline(self) -> bool:
+        """Does each group run one greedy session more, whose score is the baseline?"""
+        return self.algorithm.adv_estimator == "remax"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Is there a KL term, in the loss or in the reward?"""
+        return self.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+
+    @property
+    def reinforces(self) -> bool:
+        """Is the loss -A log p with weights against the engine, in place of `actor.loss_mode`?"""
+        return reinforces(self.algorithm)
 
     @property
     def max_model_len(self) -> int:
