@@ -35,7 +35,7 @@ def masked_whiten(values: torch.Tensor, mask: torch.Tensor, *, shift_mean: bool 
     values: float, any shape; mask: bool, the same shape. Without `shift_mean` the mean is added back after the scaling.
 
     Where we differ from verl 0.9.1:
-    1. Values that are all the same number give exactly 0 (plus the mean, without `shift_mean`): max == min decides. The mean of such
+    1. Values that are all the same number give exactly 0 (without `shift_mean`, the mean): max == min decides. The mean of such
        values can miss them in the last bit, and 1 / sqrt(1e-8) makes 10,000 times that of it.
     2. One value or none is no error.
     """
