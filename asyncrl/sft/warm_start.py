@@ -16,7 +16,9 @@ from asyncrl.sft.conversations import Conversation, load_stages
 from asyncrl.tools import load_tools
 from asyncrl.training.export import export_model
 from asyncrl.training.learner import Learner
+from asyncrl.training.mesh import open_mesh
 from asyncrl.training.microbatch import pack_micro_batches
+from asyncrl.training.model import build_policy
 from asyncrl.training.token_batch import token_batch
 from asyncrl.world import derive_seed
 
@@ -52,7 +54,8 @@ class WarmStart:
         self._run = run
         schemas = [tool.schema for tool in load_tools(run.agent.tools).values()]
         self._stages = load_stages(run, load_chat_template(run.model, schemas))
-        self._learner = Learner(run.model, run.sft.optim, total_updates=run.sft.total_steps)
+        mesh = open_mesh()
+        self._learner = Learner(build_policy(run.model, mesh), mesh, run.sft.optim, total_updates=run.sft.total_steps)
         self._batches = self._all_batches()
 
     def _all_batches(self) -> Iterator[tuple[int, list[Conversation]]]:
@@ -82,12 +85,11 @@ class WarmStart:
     def _accumulate(self, rows: Sequence[Conversation], num_tokens: int) -> float:
         """Gradient of one micro-batch's share of the batch's mean."""
         micro = token_batch([row.input_ids for row in rows], [row.mask for row in rows])
-        log_probs_n, _ = self._learner.policy(micro)
+        log_probs_n, _ = self._learner.module(micro)
         loss = -log_probs_n.sum() / num_tokens
         self._learner.backward(loss)
         return float(loss.detach())
 
     def export(self, folder: Path) -> None:
         """Write the model as a Hugging Face directory."""
-        policy = self._learner.policy
-        export_model(folder, self._learner.snapshot(0).tensors, policy.lm.config.to_json_string(), self._run.model)
+        export_model(folder, self._learner.snapshot(0).tensors, self._learner.module.config_json(), self._run.model)

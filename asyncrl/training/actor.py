@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDict
 
-from asyncrl.algorithms.aggregation import token_weights
 from asyncrl.algorithms.kl import kl_penalty
 from asyncrl.algorithms.losses import ppo_clip_loss
 from asyncrl.config import TrainRun
@@ -24,7 +23,8 @@ from asyncrl.ports import Topology
 from asyncrl.protocol.mini_batches import mini_batches
 from asyncrl.protocol.ragged import rows_of
 from asyncrl.training.learner import Learner, LearnerState, Snapshot
-from asyncrl.training.mesh import all_sum, open_mesh, topology_of
+from asyncrl.training.mesh import open_mesh, topology_of
+from asyncrl.training.mini_batch import Tally, means, mini_batch_weights
 from asyncrl.training.model import build_policy
 from asyncrl.training.scoring import Rows, score_responses
 
@@ -41,7 +41,8 @@ class Actor:
         self._config = run.actor
         self._temperature = run.rollout.temperature
         self._groups_a_mini_batch = run.mini_batch_groups
-        self._learner = Learner(run.model, run.actor.optim, total_updates=total)
+        mesh = open_mesh()
+        self._learner = Learner(build_policy(run.model, mesh), mesh, run.actor.optim, total_updates=total)
 
     @property
     def updates(self) -> int:
@@ -56,7 +57,7 @@ class Actor:
     def log_probs(self, columns: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
         """(log_probs, entropy), ragged float32 on the response axis, 0 where response_mask is 0. Changes nothing."""
         return score_responses(
-            self._learner.policy, columns, max_tokens=self._config.ppo_max_token_len_per_gpu, temperature=self._temperature
+            self._learner.module, columns, max_tokens=self._config.ppo_max_token_len_per_gpu, temperature=self._temperature
         )
 
     @property
@@ -83,39 +84,29 @@ class Actor:
             for chosen in mini_batches(group_ids, self._groups_a_mini_batch):
                 compare = batch.rollout if not reports else None
                 reports.append(self._update_mini_batch(batch, chosen, compare))
-        return {**_means(reports), "actor/skipped_updates": float(self._learner.skipped_updates)}
+        return {**means(reports), "actor/skipped_updates": float(self._learner.skipped_updates)}
 
     def _update_mini_batch(self, batch: "_Batch", chosen: Sequence[int], rollout: list[torch.Tensor] | None) -> dict[str, float]:
-        weights = self._weights(batch.rows, chosen)
-        tally = _Tally()
+        weights = mini_batch_weights(batch.rows.mask, chosen, self._config.loss_agg_mode, self._learner.mesh)
+        tally = Tally()
         for rows in batch.rows.micro_batches(chosen, self._config.ppo_max_token_len_per_gpu):
             self._accumulate(batch, rows, weights, tally, rollout)
         report = self._learner.step(lambda: tally.suspects(batch.group_ids, chosen))
         return {**tally.metrics(), "actor/grad_norm": report.grad_norm, "actor/lr": report.lr}
-
-    def _weights(self, rows: Rows, chosen: Sequence[int]) -> list[torch.Tensor]:
-        """Float32 [R] a row of the batch (empty for rows outside `chosen`): the token weights of the mini-batch."""
-        masks = torch.nn.utils.rnn.pad_sequence([rows.mask[row] for row in chosen], batch_first=True)
-        num_tokens, num_rows = all_sum([float(masks.sum()), float(masks.any(1).sum())], self._learner.mesh)
-        padded = token_weights(masks, self._config.loss_agg_mode, num_tokens=num_tokens, num_rows=num_rows)
-        weights = [torch.empty(0)] * len(rows.mask)
-        for row, weight in zip(chosen, padded, strict=True):
-            weights[row] = weight[: len(rows.mask[row])]
-        return weights
 
     def _accumulate(
         self,
         batch: "_Batch",
         rows: Sequence[int],
         weights: list[torch.Tensor],
-        tally: "_Tally",
+        tally: Tally,
         rollout: list[torch.Tensor] | None,
     ) -> None:
         """Forward and backward of one micro-batch."""
         config = self._config
         pick = batch.rows.on_policy_tokens
         tokens = batch.rows.token_batch(rows)
-        log_prob, entropy = self._learner.policy(tokens, self._temperature, config.entropy_coeff > 0)
+        log_prob, entropy = self._learner.module(tokens, self._temperature, config.entropy_coeff > 0)
         old = pick(batch.old, rows) if batch.old else log_prob.detach()
         weight = pick(weights, rows)
         policy_loss = ppo_clip_loss(
@@ -142,8 +133,7 @@ class Actor:
         tally.add_mean("actor/pg_clipfrac_lower", policy_loss.is_clipped_lower.float())
         if rollout:
             tally.add_drift((log_prob.detach().exp() - pick(rollout, rows).exp()).abs())
-        if not torch.isfinite(loss.detach()).all():
-            tally.broken.extend(_broken_rows(loss.detach(), batch.rows.mask, rows))
+        tally.note_broken(loss.detach(), batch.rows.mask, rows)
 
     def snapshot(self, version: int) -> Snapshot:
         """Copies of all weights by Hugging Face name, for `engine.publish`."""
@@ -183,59 +173,3 @@ class _Batch:
         self.old = rows_of(columns["old_log_probs"]) if "old_log_probs" in names else []
         self.reference = rows_of(columns["ref_log_prob"]) if "ref_log_prob" in names else []
         self.rollout = rows_of(columns["rollout_log_probs"]) if "rollout_log_probs" in names else []
-
-
-class _Tally:
-    """Numbers of one mini-batch, added up over its micro-batches in float64."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._means: dict[str, float] = {}
-        self._tokens: dict[str, int] = {}
-        self._drift: list[torch.Tensor] = []
-        self.broken: list[int] = []
-        """Rows whose loss is not finite."""
-
-    def add_sum(self, name: str, value: torch.Tensor) -> None:
-        self._sums[name] = self._sums.get(name, 0.0) + float(value)
-
-    def add_mean(self, name: str, values: torch.Tensor) -> None:
-        self._means[name] = self._means.get(name, 0.0) + float(values.sum())
-        self._tokens[name] = self._tokens.get(name, 0) + len(values)
-
-    def add_drift(self, difference: torch.Tensor) -> None:
-        self._drift.append(difference)
-
-    def metrics(self) -> dict[str, float]:
-        means = {name: total / self._tokens[name] for name, total in self._means.items()}
-        if not self._drift:
-            return {**self._sums, **means}
-        drift = torch.cat(self._drift)
-        return {
-            **self._sums,
-            **means,
-            "training/rollout_probs_diff_max": float(drift.max()),
-            "training/rollout_probs_diff_mean": float(drift.mean()),
-            "training/rollout_probs_diff_std": float(drift.std(correction=0)),
-        }
-
-    def suspects(self, group_ids: Sequence[str | None], chosen: Sequence[int]) -> str:
-        """The rows that made the loss not finite, as `uid (row n)`; or all groups, when only the backward pass overflowed."""
-        if self.broken:
-            return "loss not finite in " + ", ".join(f"{group_ids[row]} (row {row})" for row in sorted(self.broken))
-        uids = dict.fromkeys(uid for row in chosen if (uid := group_ids[row]) is not None)
-        return f"every loss is finite, the backward pass overflowed in groups {', '.join(uids)}"
-
-
-def _means(reports: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean of each number over the mini-batches that have it: one without policy tokens has no loss."""
-    found: dict[str, list[float]] = {}
-    for report in reports:
-        for name, value in report.items():
-            found.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in found.items()}
-
-
-def _broken_rows(loss_n: torch.Tensor, masks: list[torch.Tensor], rows: Sequence[int]) -> list[int]:
-    parts = torch.split(loss_n, [int(masks[row].sum()) for row in rows])
-    return [row for row, part in zip(rows, parts, strict=True) if not torch.isfinite(part).all()]

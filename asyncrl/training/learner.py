@@ -1,4 +1,4 @@
-"""Learner: a sharded policy, its optimizer and its schedule. The actor and the warm start put their losses on top of it.
+"""Learner: a sharded model, its optimizer and its schedule. Actor, critic and warm start put their losses on top of it.
 
 Invariants: a gradient that is not finite never reaches the weights; a snapshot or a state shares no memory with the live weights.
 """
@@ -7,16 +7,20 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
-from asyncrl.config import ModelConfig, OptimConfig
+from asyncrl.config import OptimConfig
 from asyncrl.errors import CheckpointError, ConfigError, NonFiniteGradientError
-from asyncrl.training.mesh import all_sum, copy_into, full_copy, like, open_mesh
-from asyncrl.training.model import build_policy, hf_name
+from asyncrl.training.mesh import all_sum, copy_into, full_copy, like
+from asyncrl.training.model import Wrapper
 from asyncrl.training.optim import learning_rate
 
 log = logging.getLogger(__name__)
+
+Module = TypeVar("Module", bound=Wrapper)
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -50,26 +54,26 @@ class LearnerState:
     model_config_json: str
 
 
-class Learner:
+class Learner(Generic[Module]):
     """Not thread-safe: one thread at a time calls it (the world's `model` pool has one).
 
-    model: what to load; total_updates: optimizer steps of the whole run, the schedule's end.
-    Raises ModelError as `load_model` does, and ConfigError when a schedule with an end has no total.
+    module: sharded over the mesh, such as `build_policy` makes it; total_updates: optimizer steps of the whole run, the schedule's
+    end. Raises ConfigError when a schedule with an end has no total.
     """
 
-    def __init__(self, model: ModelConfig, optim: OptimConfig, *, total_updates: int) -> None:
+    def __init__(self, module: Module, mesh: DeviceMesh, optim: OptimConfig, *, total_updates: int) -> None:
         if total_updates < 1 and optim.lr_scheduler_type != "constant":
             raise ConfigError(f"lr_scheduler_type = {optim.lr_scheduler_type!r} needs the number of optimizer steps of the run")
         self._optim = optim
         self._total_updates = total_updates
-        self.mesh = open_mesh()
-        self.policy = build_policy(model, self.mesh)
+        self.mesh = mesh
+        self.module = module
         self.updates = 0
         """Optimizer steps so far, skipped ones included: the place on the schedule."""
         self.skipped_updates = 0
         self._skipped_in_a_row = 0
         self._broken_losses = 0
-        self._parameters = {hf_name(name): parameter for name, parameter in self.policy.named_parameters()}
+        self._parameters = {module.hf_name(name): parameter for name, parameter in module.named_parameters()}
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, foreach=True
         )
@@ -136,7 +140,7 @@ class Learner:
                 "skipped_updates": self.skipped_updates,
                 "skipped_in_a_row": self._skipped_in_a_row,
             },
-            model_config_json=self.policy.lm.config.to_json_string(),
+            model_config_json=self.module.config_json(),
         )
 
     def load(self, state: LearnerState) -> None:

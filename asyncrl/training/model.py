@@ -4,6 +4,7 @@ Place: model directory -> [model] -> actor, reference, warm start. Dropout is of
 those of the distribution that the engine sampled from.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,7 +95,19 @@ def _check_head(model: PreTrainedModel, path: str) -> None:
         raise ModelError(f"model.path = {path!r}: {type(model).__name__} changes its logits after the head; use another model")
 
 
-class Policy(nn.Module):
+class Wrapper(nn.Module, ABC):
+    """A model from the library inside a module of ours, which computes what training needs of it."""
+
+    @abstractmethod
+    def hf_name(self, name: str) -> str:
+        """Parameter name inside this module to Hugging Face's."""
+
+    @abstractmethod
+    def config_json(self) -> str:
+        """The config.json with which its parameters load as a Hugging Face model."""
+
+
+class Policy(Wrapper):
     """Log-probs and entropies of chosen tokens. The head runs inside this module's forward, where FSDP has gathered its weight."""
 
     def __init__(self, lm: PreTrainedModel) -> None:
@@ -108,18 +121,30 @@ class Policy(nn.Module):
 
         The entropy carries a gradient only when asked: it then costs a full-vocabulary softmax that autograd keeps.
         """
-        output = self.lm.base_model(
-            input_ids=batch.input_ids_bL,
-            position_ids=batch.position_ids_bL,
-            # With given positions the library would look for packed sequences; a mask without holes stops that and is then ignored.
-            attention_mask=None if batch.position_ids_bL is None else torch.ones_like(batch.input_ids_bL),
-            use_cache=False,
-        )
-        hidden_nH = output.last_hidden_state.flatten(0, 1)[batch.select_n]
+        hidden_nH = hidden_states(self.lm.base_model, batch)
         head = cast("nn.Linear", _head(self.lm))
         if entropy_gradient:
             return logits_log_probs(head(hidden_nH), batch.labels_n, temperature)
         return head_log_probs(hidden_nH, head.weight, batch.labels_n, bias_V=head.bias, temperature=temperature)
+
+    def hf_name(self, name: str) -> str:
+        return name.removeprefix("lm.")
+
+    def config_json(self) -> str:
+        return self.lm.config.to_json_string()
+
+
+def hidden_states(backbone: nn.Module, batch: TokenBatch) -> torch.Tensor:
+    """[n, H]: what a head turns into the next token's logits, or into its value, at the positions that predict policy tokens."""
+    output = backbone(
+        input_ids=batch.input_ids_bL,
+        position_ids=batch.position_ids_bL,
+        # With given positions the library would look for packed sequences; a mask without holes stops that and is then ignored.
+        attention_mask=None if batch.position_ids_bL is None else torch.ones_like(batch.input_ids_bL),
+        use_cache=False,
+    )
+    hidden_nH: torch.Tensor = output.last_hidden_state.flatten(0, 1)[batch.select_n]
+    return hidden_nH
 
 
 def build_policy(config: ModelConfig, mesh: DeviceMesh) -> Policy:
@@ -127,7 +152,7 @@ def build_policy(config: ModelConfig, mesh: DeviceMesh) -> Policy:
     lm = load_model(config)
     use_fast_linears(lm)
     policy = Policy(lm)
-    shard(policy, _decoder_layers(lm), mesh)
+    shard(policy, decoder_layers(lm), mesh)
     return policy
 
 
@@ -136,12 +161,7 @@ def _head(lm: PreTrainedModel) -> nn.Module | None:
     return head
 
 
-def hf_name(name: str) -> str:
-    """Parameter name inside `Policy` to Hugging Face's."""
-    return name.removeprefix("lm.")
-
-
-def _decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
+def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
     """The repeated blocks, by the class names that the model says must not be split."""
     names = set(lm._no_split_modules or ())
     return [module for module in lm.modules() if type(module).__name__ in names]

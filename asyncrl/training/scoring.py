@@ -1,6 +1,6 @@
-"""From ragged columns to micro-batches of the policy, and the forward pass without gradient. Shared by actor and reference."""
+"""From ragged columns to micro-batches, and the forward pass without gradient. Shared by actor, reference and critic."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -65,14 +65,24 @@ def score_responses(
     columns needs input_ids, position_ids and response_mask. Natural logs under softmax(logits / temperature): top-k and top-p of
     the rollout are not modelled, so with them on the engine's log-probs are higher than these.
     """
+    log_probs, entropy = score_tokens(lambda batch: policy(batch, temperature), columns, max_tokens=max_tokens, count=2)
+    return log_probs, entropy
+
+
+def score_tokens(
+    forward: Callable[[TokenBatch], Sequence[torch.Tensor]], columns: TensorDict, *, max_tokens: int, count: int
+) -> list[torch.Tensor]:
+    """The `count` numbers that `forward` gives for each policy token, each as a ragged float32 column on the response axis.
+
+    Without gradient; 0 where the mask is 0. columns needs input_ids, position_ids and response_mask.
+    """
     rows = Rows.of(columns)
     lengths = torch.tensor([len(mask) for mask in rows.mask])
     offsets = offsets_of(lengths)
-    values = [torch.zeros(int(lengths.sum())) for _ in range(2)]
+    values = [torch.zeros(int(lengths.sum())) for _ in range(count)]
     with torch.no_grad():
         for chosen in rows.micro_batches(range(len(rows.mask)), max_tokens):
             places = torch.cat([offsets[row] + rows.mask[row].nonzero()[:, 0] for row in chosen])
-            for target, scored in zip(values, policy(rows.token_batch(chosen), temperature), strict=True):
+            for target, scored in zip(values, forward(rows.token_batch(chosen)), strict=True):
                 target[places] = scored.float()
-    log_probs, entropy = (from_values(value, offsets) for value in values)
-    return log_probs, entropy
+    return [from_values(value, offsets) for value in values]
