@@ -69,6 +69,12 @@ SWITCHES: tuple[Switch[TrainRun], ...] = (
         "agent.tools agent.tool_format agent.parallel_tool_calls agent.max_turns agent.max_tool_calls agent.max_parse_errors"
         " agent.tool_timeout_s agent.max_concurrent_tools agent.max_abandoned_tools",
     ),
+    Switch('algorithm.adv_estimator is not "gae"', lambda run: not run.has_critic, "critic trainer.critic_warmup"),
+    Switch(
+        'critic.optim.lr_scheduler_type is "constant"',
+        lambda run: run.critic.optim.lr_scheduler_type == "constant",
+        "critic.optim.min_lr_ratio",
+    ),
     Switch(
         'actor.optim.lr_scheduler_type is "constant"',
         lambda run: run.actor.optim.lr_scheduler_type == "constant",
@@ -101,6 +107,7 @@ SCENARIO_SWITCHES: tuple[Switch[Scenario], ...] = (
         "data.train_files data.val_files data.prompt_key data.mapping data.filter_overlong_prompts data.max_rows"
         " trainer.experiment_name trainer.default_local_dir trainer.tensorboard trainer.log_trajectories",
     ),
+    Switch("a scenario has no critic", lambda run: True, "trainer.critic_warmup"),
     Switch("a scenario has no evaluation", lambda run: True, "trainer.test_freq trainer.val_before_train"),
     Switch(
         "a scenario has no model",

@@ -9,6 +9,7 @@ from asyncrl.config.sections import (
     ActorConfig,
     AgentConfig,
     AlgorithmConfig,
+    CriticConfig,
     DataConfig,
     EvalConfig,
     ModelConfig,
@@ -38,6 +39,7 @@ class TrainRun(Section):
     replay: ReplayConfig = ReplayConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     actor: ActorConfig = ActorConfig()
+    critic: CriticConfig = CriticConfig()
     eval: EvalConfig = EvalConfig()
     trainer: TrainerConfig = TrainerConfig()
 
@@ -79,6 +81,16 @@ class TrainRun(Section):
     def needs_reference(self) -> bool:
         """Is there a KL term, in the loss or in the reward?"""
         return self.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+
+    @property
+    def has_critic(self) -> bool:
+        """Does the advantage want values?"""
+        return self.algorithm.adv_estimator == "gae"
+
+    @property
+    def critic_model(self) -> ModelConfig:
+        """What the critic starts from: as the policy's, at `critic.model_path` where that is set."""
+        return self.model.model_copy(update={"path": self.critic.model_path or self.model.path})
 
     @property
     def reinforces(self) -> bool:

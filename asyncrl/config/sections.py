@@ -355,6 +355,21 @@ class ActorConfig(Section):
     """Optimizer."""
 
 
+class CriticConfig(Section):
+    """The value model of `algorithm.adv_estimator = "gae"`. Its mini-batches and passes are the actor's."""
+
+    model_path: str = ""
+    """Model directory from which the critic starts, of the policy's vocabulary; its head is not used. Empty: `model.path`."""
+    cliprange_value: Annotated[float, Field(gt=0)] = 0.5
+    """A prediction that has moved further than this from the old one, towards the return, is not pushed on."""
+    loss_agg_mode: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
+    """How token losses become one number."""
+    ppo_max_token_len_per_gpu: Positive = 16384
+    """Tokens (padding included) of a micro-batch at most; a longer row goes alone."""
+    optim: OptimConfig = OptimConfig(lr=1e-5)
+    """Optimizer."""
+
+
 class EvalConfig(Section):
     """Evaluation on `data.val_files`."""
 
@@ -381,6 +396,8 @@ class TrainerConfig(Section):
     """Training steps. 0: total_epochs decides."""
     total_epochs: Positive = 1
     """Passes over the training rows, when total_training_steps is 0."""
+    critic_warmup: Count = 0
+    """First training steps in which only the critic is updated."""
     save_freq: Count = 0
     """Steps between checkpoints. 0: only at the end."""
     max_ckpt_to_keep: Positive = 2

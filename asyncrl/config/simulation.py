@@ -222,7 +222,11 @@ class Scenario(Section):
         _check_tools(self.sim.tools)
         if not self.trainer.total_training_steps:
             raise ConfigError("trainer.total_training_steps is 0: a scenario says how many steps it simulates")
-        self.train_run()
+        if self.train_run().has_critic:
+            raise ConfigError(
+                f"algorithm.adv_estimator = {self.algorithm.adv_estimator!r} needs a critic, and a scenario has none; simulate "
+                "another estimator, such as 'grpo'"
+            )
         return self
 
     def train_run(self) -> TrainRun:
