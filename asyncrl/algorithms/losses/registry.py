@@ -12,7 +12,12 @@ from types import MappingProxyType
 import torch
 
 from asyncrl.algorithms.aggregation import AggregationMode
+from asyncrl.algorithms.losses.covariance import clip_cov, kl_cov, select_clip_cov, select_kl_cov
+from asyncrl.algorithms.losses.divergence import dppo_kl, dppo_tv
 from asyncrl.algorithms.losses.inputs import LossInputs, PolicyLoss
+from asyncrl.algorithms.losses.policy_gradient import cispo, dro, gpg, reinforce
+from asyncrl.algorithms.losses.sequence_ratio import geo_mean, gspo
+from asyncrl.algorithms.losses.soft_gate import sapo
 from asyncrl.algorithms.losses.vanilla import vanilla
 
 
@@ -31,9 +36,15 @@ class LossSpec:
     """All tokens of a sequence must be in the same micro-batch."""
 
     @property
-    def options(self) -> dict[str, float]:
-        """Names and defaults of the options that have an effect, those of `select` included."""
-        return _options(self.function) | ({} if self.select is None else _options(self.select))
+    def options(self) -> frozenset[str]:
+        """Names of the options that have an effect, those of `select` included."""
+        return _options(self.function) | (frozenset() if self.select is None else _options(self.select))
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Names of the options without a default."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return frozenset(each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty)
 
     def policy_loss(self, inputs: LossInputs, options: Mapping[str, float]) -> PolicyLoss:
         """The loss of a micro-batch. options: any superset of what the function reads; missing ones have their defaults."""
@@ -55,13 +66,28 @@ class LossSpec:
             return self.select(log_prob_n, old_log_prob_n, advantages_n, generator=generator, **chosen)
 
 
-def _options(function: Callable[..., object]) -> dict[str, float]:
+def _options(function: Callable[..., object]) -> frozenset[str]:
     parameters = inspect.signature(function).parameters.values()
-    return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "generator"}
+    return frozenset(each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "generator")
 
 
 def _chosen(function: Callable[..., object], options: Mapping[str, float]) -> dict[str, float]:
-    return {name: options[name] for name in _options(function) if name in options}
+    return {name: value for name, value in options.items() if name in _options(function)}
 
 
-POLICY_LOSSES: Mapping[str, LossSpec] = MappingProxyType({"vanilla": LossSpec(function=vanilla)})
+POLICY_LOSSES: Mapping[str, LossSpec] = MappingProxyType(
+    {
+        "vanilla": LossSpec(function=vanilla),
+        "gspo": LossSpec(function=gspo, is_sequence_level=True),
+        "sapo": LossSpec(function=sapo, aggregation="seq-mean-token-mean"),
+        "gpg": LossSpec(function=gpg),
+        "clip_cov": LossSpec(function=clip_cov, select=select_clip_cov),
+        "kl_cov": LossSpec(function=kl_cov, select=select_kl_cov),
+        "geo_mean": LossSpec(function=geo_mean, aggregation="seq-mean-token-mean", is_sequence_level=True),
+        "cispo": LossSpec(function=cispo),
+        "dppo_tv": LossSpec(function=dppo_tv),
+        "dppo_kl": LossSpec(function=dppo_kl),
+        "dro": LossSpec(function=dro),
+        "reinforce": LossSpec(function=reinforce),
+    }
+)
