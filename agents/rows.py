@@ -21,9 +21,14 @@ class Rows:
     tags: list[Tag]
 
 
-def rows_of(prompt: Prompt, session_id: int, outputs: Sequence[AgentLoopOutput], *, version: int) -> Rows:
-    """`version`: the weights' when the session was dispatched. Every output has a reward and a policy token."""
+def rows_of(
+    prompt: Prompt, session_id: int, outputs: Sequence[AgentLoopOutput], *, version: int, baseline: float | None = None
+) -> Rows:
+    """`version`: the weights' when the session was dispatched. Every output has a reward and a policy token. `baseline`: the
+    score of the group's greedy session, where there is one."""
     columns = [_columns(prompt, session_id, output) for output in outputs]
+    if baseline is not None:
+        columns = [{**row, "reward_baselines": baseline} for row in columns]
     return Rows(
         keys=[str(TrajectoryKey(uid=prompt.uid, session_id=session_id, index=index)) for index in range(len(outputs))],
         fields={name: [row[name] for row in columns] for name in columns[0]},
@@ -73,6 +78,7 @@ def trajectory_tag(output: AgentLoopOutput, *, version: int) -> Tag:
         "response_len": response_len,
         "seq_len": prompt_len + response_len,
         "policy_len": output.policy_len,
+        "score": float(output.reward_score or 0.0),
         "min_global_steps": min(versions, default=version),
         "max_global_steps": max(versions, default=version),
         "is_padding": False,

@@ -17,19 +17,29 @@ import functools
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
 from asyncrl.agents.rows import Rows, rows_of
-from asyncrl.agents.session import SessionFailure, failure_of, run_session, session_parts
+from asyncrl.agents.session import SessionFailure, SessionParts, failure_of, run_session, session_parts
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
 from asyncrl.errors import FieldError, JournalWriteError, StaleLeaseError, StoreError, StrayCancelError
 from asyncrl.fields import Tag
 from asyncrl.keys import TRAIN, GroupLease, SessionLease
 from asyncrl.observe.spans import untraced
-from asyncrl.ports import FailureClass, GroupStatus, Prompt, RewardScorer, RolloutEngine, SessionSpan, Template, World
+from asyncrl.ports import (
+    FailureClass,
+    GroupStatus,
+    Prompt,
+    RewardScorer,
+    RolloutEngine,
+    SamplingParams,
+    SessionSpan,
+    Template,
+    World,
+)
 from asyncrl.tools import Tool
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.wording import first_of
@@ -57,6 +67,7 @@ class GroupRunner:
             run, engine=engine, scorer=scorer, template=template, tools=self._tools, world=world, session_span=session_span
         )
         self._group_size = run.rollout.n
+        self._baseline_parts = replace(self._parts, sampling=SamplingParams(temperature=0.0)) if run.needs_baseline else None
         limit = run.agent.max_concurrent_sessions
         self._places = asyncio.Semaphore(limit) if limit else None
         self._group_tasks: set[asyncio.Task[None]] = set()
@@ -156,10 +167,23 @@ class GroupRunner:
             await self._settle_group(group, failure_of(error))
             return
         async with asyncio.TaskGroup() as siblings:
+            if self._baseline_parts is not None:
+                work = self._run_baseline(group, self._baseline_parts)
+                group.baseline = siblings.create_task(work, name=f"baseline {group.prompt.uid}")
             for lease in leases:
                 siblings.create_task(self._run_session(group, lease), name=f"session {group.prompt.uid}_{lease.session_id}")
         if not group.is_settled:
             await self._settle_group(group, group.failure or CANCELLED_FROM_INSIDE)
+
+    async def _run_baseline(self, group: "_Group", parts: SessionParts) -> "float | SessionFailure":
+        """The score of one greedy session, which writes nothing. It takes no place of `agent.max_concurrent_sessions`: those who
+        hold one wait for it."""
+        result = await run_session(group.prompt, group.size, parts, prompt_ids=group.prompt_ids)
+        if result.failure is not None:
+            return replace(result.failure, message=f"the greedy session failed: {result.failure.message}")
+        score = result.outputs[-1].reward_score
+        assert score is not None
+        return score
 
     async def _begin_sessions(self, group: "_Group") -> list[SessionLease]:
         uid, incarnation = group.lease.uid, group.lease.incarnation
@@ -201,7 +225,10 @@ class GroupRunner:
         if result.failure is not None:
             return result.failure
         self._counts.update(f"stop_{output.extra_fields.get('stop_reason', 'unknown')}" for output in result.outputs)
-        return rows_of(group.prompt, lease.session_id, result.outputs, version=version)
+        baseline = await _baseline_of(group)
+        if isinstance(baseline, SessionFailure):
+            return baseline
+        return rows_of(group.prompt, lease.session_id, result.outputs, version=version, baseline=baseline)
 
     async def _settle_session(self, group: "_Group", lease: SessionLease, rows: "Rows | SessionFailure") -> None:
         """Write a session's rows and end it, and with the last of its siblings the group. What the store refuses is its failure."""
@@ -252,6 +279,7 @@ class _Group:
     lease: GroupLease
     size: int
     prompt_ids: tuple[int, ...] = ()
+    baseline: "asyncio.Task[float | SessionFailure] | None" = None
     num_settled: int = 0
     is_settled: bool = False
     failures: dict[int, SessionFailure] = field(default_factory=dict)
@@ -260,6 +288,14 @@ class _Group:
     def failure(self) -> SessionFailure | None:
         """The first one, in the order of the sessions."""
         return self.failures[min(self.failures)] if self.failures else None
+
+
+async def _baseline_of(group: _Group) -> "float | SessionFailure | None":
+    """The score of the group's greedy session, once it is there; bounded by that session's deadline. None: there is none."""
+    if group.baseline is None:
+        return None
+    await asyncio.wait([group.baseline])  # not the task itself: whoever is cancelled here must not cancel it for the others
+    return CANCELLED_FROM_INSIDE if group.baseline.cancelled() else group.baseline.result()
 
 
 def _last_tag(failure: SessionFailure | None) -> Tag:

@@ -56,7 +56,7 @@ class Field:
     @property
     def is_of_row(self) -> bool:
         """Every finished trajectory has it: what a stage can read before any stage has run."""
-        return self.is_built and self.producer in ("feed", "agents", "rewards")
+        return self.is_built and self.producer in ("feed", "agents", "rewards") and not self.when.startswith("only ")
 
 
 def _fields(*rows: tuple[str, str, str, str, str, str, Evidence]) -> dict[str, Field]:
@@ -77,6 +77,8 @@ def _fields(*rows: tuple[str, str, str, str, str, str, Evidence]) -> dict[str, F
 
 
 _SEED, _SOURCE, _TESTED, _DESIGN = Evidence.SEED, Evidence.SOURCE, Evidence.TESTED, Evidence.DESIGN
+_MODELS = "old_log_prob ref_log_prob"
+"""Stages that run a model over the rows."""
 
 CATALOGUE: dict[str, Field] = _fields(
     # name, dtype, axis, producer, consumers, when it exists, evidence
@@ -92,28 +94,30 @@ CATALOGUE: dict[str, Field] = _fields(
     ("session_id", "int64", "none", "agents", "protocol observe", "every trajectory", _SEED),
     ("prompts", "int64", "prompt", "agents", "old_log_prob ref_log_prob update_actor observe", "every trajectory", _SEED),
     ("responses", "int64", "response", "agents", "old_log_prob ref_log_prob update_actor observe", "every trajectory", _SEED),
-    ("response_mask", "bool", "response", "agents", "old_log_prob ref_log_prob advantage update_actor observe", "always", _SEED),
+    ("response_mask", "bool", "response", "agents", f"{_MODELS} correction advantage update_actor observe", "always", _SEED),
     ("loss_mask", "bool", "response", "agents", "update_actor", "every trajectory: is response_mask, immutable", _SEED),
     ("input_ids", "int64", "sequence", "agents", "old_log_prob ref_log_prob update_actor", "every trajectory", _SEED),
     ("attention_mask", "bool", "sequence", "protocol", "protocol", "padded layout only", _SEED),
     ("position_ids", "int64", "sequence", "agents", "old_log_prob ref_log_prob update_actor", "every trajectory", _SEED),
     ("multi_modal_inputs", "object", "none", "agents", "old_log_prob update_actor", "not yet: images and audio are refused", _SEED),
-    ("rollout_log_probs", "float32", "response", "agents", "old_log_prob update_actor", "every trajectory: the engine's", _SEED),
+    ("rollout_log_probs", "float32", "response", "agents", "old_log_prob correction update_actor", "always: the engine's", _SEED),
     ("token_versions", "int32", "response", "agents", "protocol observe", "always; -1 where no policy sampled", _TESTED),
     ("reward_score", "float32", "none", "rewards", "batch_metrics observe", "every finished session", _SEED),
     ("rm_scores", "float32", "response", "agents", "advantage", "finished session: score on the last policy token", _SEED),
-    ("extra_fields", "object", "none", "agents", "batch_metrics observe", "every trajectory", _SEED),
+    ("reward_baselines", "float32", "none", "agents", "advantage", "only with remax: the greedy session's score", _SOURCE),
+    ("extra_fields", "object", "none", "agents", "advantage batch_metrics observe", "every trajectory", _SEED),
     ("num_turns", "int64", "none", "agents", "batch_metrics observe", "every trajectory", _SEED),
-    ("old_log_probs", "float32", "response", "old_log_prob", "update_actor", "unless elided (one update a batch)", _SEED),
+    ("old_log_probs", "float32", "response", "old_log_prob", "correction advantage update_actor", "unless elided", _SEED),
     ("entropy", "float32", "response", "old_log_prob", "observe", "old log-probs are recomputed", _SEED),
-    ("ref_log_prob", "float32", "response", "ref_log_prob", "update_actor", "the KL loss is on", _SEED),
+    ("sum_pi_squared", "float32", "response", "old_log_prob", "advantage", "an optimal token baseline asks for it", _SOURCE),
+    ("ref_log_prob", "float32", "response", "ref_log_prob", "advantage update_actor", "a KL term is on", _SEED),
     ("values", "float32", "response", "values", "advantage update_critic", "not yet: a critic", _SEED),
     ("token_level_scores", "float32", "response", "advantage", "observe", "every step", _SEED),
-    ("token_level_rewards", "float32", "response", "advantage", "observe", "every step: the scores, as no KL is taken off", _SEED),
+    ("token_level_rewards", "float32", "response", "advantage", "observe", "every step: scores less the KL in the reward", _SEED),
     ("advantages", "float32", "response", "advantage", "update_actor", "every step", _SEED),
     ("returns", "float32", "response", "advantage", "observe", "every step", _SEED),
-    ("rollout_is_weights", "float32", "response", "correction", "update_actor", "not yet: off-policy correction", _SOURCE),
-    ("loss_weights", "float32", "response", "correction", "update_actor observe", "not yet: rejection; 0 = rejected", _DESIGN),
+    ("rollout_is_weights", "float32", "response", "correction", "advantage update_actor", "importance weights are on", _SOURCE),
+    ("loss_weights", "float32", "response", "correction", "update_actor observe", "rejection is on: 0 rejected, 1 kept", _DESIGN),
 )  # fmt: skip
 
 SEVERAL_AXES = frozenset({"position_ids"})
@@ -145,6 +149,7 @@ TAGS: dict[str, TagField] = {
         ("response_len", int, "trajectory", "number of response tokens, observations included"),
         ("seq_len", int, "trajectory", "prompt_len + response_len"),
         ("policy_len", int, "trajectory", "response_mask.sum(): tokens that the policy sampled"),
+        ("score", float, "trajectory", "the session's reward"),
         ("min_global_steps", int, "trajectory", "oldest weight version among its policy tokens"),
         ("max_global_steps", int, "trajectory", "newest weight version among its policy tokens"),
         ("is_padding", bool, "trajectory", "a row that only fills a mesh: outside every loss, metric and count"),

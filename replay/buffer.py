@@ -5,7 +5,7 @@ TransferQueue -> kv_watch -> [ReplayBuffer] -> sample -> stages
 `run` follows the tags of a partition in the background; `sample` waits for it. Order is admission's, never the order in which
 groups finish: the make-up of every batch is a function of admissions and drops. It owns no key and no value. Invariants:
 1. A batch is the first `batch_size` alive groups in admission order, all finished, with all their trajectories.
-2. A failed group is dropped and counted as soon as it is seen; its place is free.
+2. A failed group, and with `filter_groups` one without signal, is dropped and counted as soon as it is seen; its place is free.
 3. What `run` raises, `sample` raises: a dead watch is never a silent wait.
 4. A step keeps its groups: after `restore`, or a sample that was cut short, the same step samples the same keys.
 """
@@ -43,6 +43,7 @@ class ReplayBuffer:
         group_size: int,
         config: ReplayConfig,
         world: World,
+        filter_groups: bool = False,
         partition_id: str = TRAIN,
     ) -> None:
         self._queue = queue
@@ -50,12 +51,15 @@ class ReplayBuffer:
         self._group_size = group_size
         self._config = config
         self._world = world
+        self._filter_groups = filter_groups
         self._partition_id = partition_id
         self._groups: dict[str, PromptGroup] = {}
         self._gone: dict[str, None] = {}  # dropped here, and not yet seen to be gone from the store: what is told of them is old
         self._failed: list[PromptGroup] = []
+        self._silent: dict[str, None] = {}  # finished, without signal, and not yet dropped
         self._num_failures = 0
         self._failures_in_a_row = 0
+        self._silent_in_a_row = 0
         self._is_feed_closed = False
         self._broken: BaseException | None = None
 
@@ -129,6 +133,17 @@ class ReplayBuffer:
         else:
             self._check_complete(group)
             self._failures_in_a_row = 0
+            self._look_for_signal(group)
+
+    def _look_for_signal(self, group: PromptGroup) -> None:
+        """Dynamic sampling (DAPO, arXiv 2503.14476 eq. 11): a group whose rewards are all the same teaches nothing."""
+        if not self._filter_groups:
+            return
+        if group.has_signal:
+            self._silent_in_a_row = 0
+            return
+        self._silent[group.uid] = None
+        self._silent_in_a_row += 1
 
     def _group(self, uid: str) -> PromptGroup:
         group = self._groups.get(uid)
@@ -157,18 +172,38 @@ class ReplayBuffer:
             self._gone[uid] = None
 
     async def _refill(self) -> None:
-        """Failed groups make room for new ones. First the counts, then the clearing, so that no sample sees one of them again."""
-        if not self._failed:
+        """Failed and silent groups make room for new ones. First the counts, then the clearing, so that no sample sees one of them
+        again."""
+        if not (self._failed or self._silent):
             return
         await self._world.site("replay.refill")  # they are alive and no batch may have them: their places may be free later
         failed, self._failed = self._failed, []
+        silent, self._silent = list(self._silent), {}
         for group in failed:
             log.warning("group %s failed and is replaced by a new one: %s", group.uid, group.failure)
-            self._drop_known(group.uid)
-            if self._admission.is_alive(group.uid):
-                self._admission.drop(group.uid, "failure")
-        self._check_failures(failed[-1])
-        await self._queue.drop([group.uid for group in failed], partition_id=self._partition_id, reason="failure")
+        uids = {"failure": [group.uid for group in failed], "no_signal": silent}
+        for reason, dropped in uids.items():
+            for uid in dropped:
+                self._drop_known(uid)
+                if self._admission.is_alive(uid):
+                    self._admission.drop(uid, reason)
+        self._check_signal()
+        if failed:
+            self._check_failures(failed[-1])
+        for reason, dropped in uids.items():
+            if dropped:
+                await self._queue.drop(dropped, partition_id=self._partition_id, reason=reason)
+
+    def _check_signal(self) -> None:
+        """For `sample` to raise, as `_check_failures`."""
+        limit = self._config.max_filtered_groups_in_a_row
+        if self._silent_in_a_row >= limit and self._broken is None:
+            self._break(
+                TooManyFailuresError(
+                    f"{self._silent_in_a_row} groups in a row had the same reward in all sessions, and algorithm.filter_groups "
+                    f"dropped them (replay.max_filtered_groups_in_a_row = {limit}); change the task, or enlarge the group"
+                )
+            )
 
     def _check_failures(self, last: PromptGroup) -> None:
         """For `sample` to raise; groups are followed and refilled until it does."""
@@ -245,7 +280,7 @@ class ReplayBuffer:
 
     def _is_finished(self, uid: str) -> bool:
         group = self._groups.get(uid)
-        return group is not None and group.status is GroupStatus.FINISHED
+        return group is not None and group.status is GroupStatus.FINISHED and uid not in self._silent
 
     def _raise_if_broken(self) -> None:
         if isinstance(self._broken, TooManyFailuresError):

@@ -41,6 +41,12 @@ class PromptGroup:
         return sorted({TrajectoryKey.parse(key).session_id for key in self.trajectories})
 
     @property
+    def has_signal(self) -> bool:
+        """Do two of its sessions have different rewards, so that there is something to learn? max == min decides, not a std, which
+        rounding defeats."""
+        return len({tag["score"] for tag in self.trajectories.values()}) > 1
+
+    @property
     def keys(self) -> list[str]:
         """Trajectory keys by session and index."""
         return sorted(self.trajectories, key=TrajectoryKey.parse)
