@@ -216,6 +216,9 @@ def test_sft_stages_are_taken() -> None:
 
 # --- keys without effect ----------------------------------------------------------------------------------------------------------
 
+DAPO: Tree = {"reward__manager": "dapo", "reward__overlong_buffer_len": 100}
+LIMITED: Tree = {"reward__manager": "rate_limited", "reward__limits__max_tpm": 9000}
+JUDGE: Tree = {"reward__manager": "judge", "reward__judge__base_url": "http://localhost/v1", "reward__judge__model": "m"}
 # switch -> settings under which it holds, and those under which its keys have an effect
 SWITCHES: dict[str, tuple[Tree, Tree]] = {
     "actor.use_kl_loss is false": ({}, {"actor__use_kl_loss": True}),
@@ -248,6 +251,12 @@ SWITCHES: dict[str, tuple[Tree, Tree]] = {
     'algorithm.old_log_probs is not "bypass"': ({}, {"algorithm__old_log_probs": "bypass"}),
     "algorithm.filter_groups is false": ({}, {"algorithm__filter_groups": True}),
     'actor.loss_agg_mode is not "seq-mean-token-sum-norm"': ({}, {"actor__loss_agg_mode": "seq-mean-token-sum-norm"}),
+    'reward.manager is not "dapo"': ({}, DAPO),
+    'reward.manager is not "rate_limited" or "judge"': ({}, LIMITED),
+    "there is no limit to wait for: reward.limits has neither max_concurrent, max_rpm nor max_tpm": (JUDGE, LIMITED),
+    "reward.limits.max_tpm is 0": ({"reward__manager": "rate_limited", "reward__limits__max_rpm": 9}, LIMITED),
+    'reward.manager is not "judge"': ({}, JUDGE),
+    'reward.manager is "judge"': (JUDGE, {}),
     "data.mapping.prompt is set": ({"data__mapping__prompt": "{question}"}, {}),
     "data.mapping.prompt is empty": ({}, {"data__mapping__prompt": "{question}"}),
     "trainer.total_training_steps is set": ({"trainer__total_training_steps": 3}, {}),

@@ -88,6 +88,34 @@ SWITCHES: tuple[Switch[TrainRun], ...] = (
         lambda run: not run.data.val_files,
         "trainer.test_freq trainer.val_before_train eval.sampled eval.greedy eval.temperature eval.n eval.max_rows",
     ),
+    Switch(
+        'reward.manager is not "dapo"',
+        lambda run: run.reward.manager != "dapo",
+        "reward.overlong_buffer_len reward.overlong_penalty_factor",
+    ),
+    Switch(
+        'reward.manager is not "rate_limited" or "judge"',
+        lambda run: run.reward.manager not in ("rate_limited", "judge"),
+        "reward.limits.max_concurrent reward.limits.max_rpm reward.limits.max_tpm"
+        " reward.limits.estimated_tokens_per_request reward.limits.queue_timeout_s",
+    ),
+    Switch(
+        "there is no limit to wait for: reward.limits has neither max_concurrent, max_rpm nor max_tpm",
+        lambda run: not run.reward.limits.are_set,
+        "reward.limits.queue_timeout_s",
+    ),
+    Switch(
+        "reward.limits.max_tpm is 0",
+        lambda run: not run.reward.limits.max_tpm,
+        "reward.limits.estimated_tokens_per_request",
+    ),
+    Switch(
+        'reward.manager is not "judge"',
+        lambda run: run.reward.manager != "judge",
+        "reward.judge.base_url reward.judge.model reward.judge.prompt reward.judge.max_tokens reward.judge.api_key_env"
+        " reward.judge.max_attempts",
+    ),
+    Switch('reward.manager is "judge"', lambda run: run.reward.manager == "judge", "reward.function reward.num_workers"),
     Switch("store.journal is false", lambda run: not run.store.journal, "store.sync store.commit_timeout_s"),
     Switch("eval.sampled is false", lambda run: not run.eval.sampled, "eval.temperature eval.n"),
     Switch("eval.sampled and eval.greedy are false", lambda run: not (run.eval.sampled or run.eval.greedy), "data.val_files"),
@@ -116,7 +144,12 @@ SCENARIO_SWITCHES: tuple[Switch[Scenario], ...] = (
         " actor.ppo_max_token_len_per_gpu actor.loss_mode actor.loss_options actor.clip_ratio_low actor.clip_ratio_high"
         " actor.clip_ratio_c actor.loss_agg_mode actor.loss_scale_factor actor.entropy_coeff actor.kl_loss_coef actor.kl_loss_type",
     ),
-    Switch("rewards of a scenario are sim.reward", lambda run: True, "reward.function reward.num_workers"),
+    Switch(
+        "rewards of a scenario are sim.reward",
+        lambda run: True,
+        "reward.manager reward.function reward.num_workers reward.overlong_buffer_len reward.overlong_penalty_factor"
+        " reward.limits reward.judge",
+    ),
     Switch("the tools of a scenario are sim.tools", lambda run: True, "agent.tools"),
     Switch("trainer.total_training_steps says how many steps", lambda run: True, "trainer.total_epochs"),
     Switch(
@@ -170,6 +203,11 @@ def _holding(switches: tuple[Switch[Run], ...], run: Run) -> list[tuple[str, lis
 
 
 def _remove(tree: dict[str, Json], path: Sequence[str]) -> None:
-    for part in path[:-1]:
-        tree = tree[part]
-    tree.pop(path[-1], None)
+    """Take a key out, and a section that has none left."""
+    name, *rest = path
+    if not rest or name not in tree:
+        tree.pop(name, None)
+        return
+    _remove(tree[name], rest)
+    if not tree[name]:
+        del tree[name]

@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from asyncrl.config.algorithms import check_algorithms, reinforces
+from asyncrl.config.rewards import RewardConfig, check_reward
 from asyncrl.config.sections import (
     ActorConfig,
     AgentConfig,
@@ -14,7 +15,6 @@ from asyncrl.config.sections import (
     EvalConfig,
     ModelConfig,
     ReplayConfig,
-    RewardConfig,
     RolloutConfig,
     Section,
     SFTAgentConfig,
@@ -47,6 +47,7 @@ class TrainRun(Section):
     def _check(self) -> Self:
         _check_batch_arithmetic(self)
         check_algorithms(self.algorithm, self.actor, group_size=self.rollout.n)
+        check_reward(self.reward, max_response_length=self.data.max_response_length, components=self.algorithm.gdpo_reward_keys)
         return self
 
     @property

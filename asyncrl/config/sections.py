@@ -152,19 +152,6 @@ class AgentConfig(Section):
     """Sessions in flight. 0: all that are admitted."""
 
 
-class RewardConfig(Section):
-    """How a finished session is scored."""
-
-    manager: Literal["naive"] = "naive"
-    """Reward manager: `naive` scores each session on its own with one function."""
-    function: str = "exact_match"
-    """Rule: `exact_match`, `gsm8k`, or `module:function` called as f(data_source, solution_str, ground_truth, extra_info)."""
-    timeout_s: Seconds = 30.0
-    """Deadline of one scoring; a worker that exceeds it is killed and the session fails."""
-    num_workers: Threads = 1
-    """Processes that run sync reward functions."""
-
-
 class StoreConfig(Section):
     """Where trajectories wait between generation and training."""
 

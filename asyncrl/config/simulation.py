@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from asyncrl.config.distribution import Distribution, NonNegative, constant
+from asyncrl.config.rewards import RewardConfig
 from asyncrl.config.runs import TrainRun
 from asyncrl.config.sections import (
     ActorConfig,
@@ -17,7 +18,6 @@ from asyncrl.config.sections import (
     DataConfig,
     Positive,
     ReplayConfig,
-    RewardConfig,
     RolloutConfig,
     Section,
     Share,
