@@ -9,7 +9,7 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -178,7 +178,7 @@ async def _run(
         raise EmptySessionError(f"agent loop {parts.run.agent.name!r} gave no trajectory")
     for output in outputs:
         check_output(output)
-    return tuple([await _scored(output, prompt, parts.scorer, span) for output in outputs])
+    return await _scored(outputs, prompt, parts.scorer, span)
 
 
 def check_output(output: AgentLoopOutput) -> None:
@@ -195,13 +195,24 @@ def check_output(output: AgentLoopOutput) -> None:
         raise EmptySessionError("the policy sampled no token")
 
 
-async def _scored(output: AgentLoopOutput, prompt: Prompt, scorer: RewardScorer, session: Span) -> AgentLoopOutput:
-    if output.reward_score is not None:
-        return output
-    with session.span(SpanKind.REWARD, "reward") as span:
-        result = await scorer.score(reward_request(output, prompt))
-        span.note(score=result.score)
-    return replace(output, reward_score=result.score, extra_fields={**output.extra_fields, "reward_extra_info": result.extra})
+async def _scored(
+    outputs: Sequence[AgentLoopOutput], prompt: Prompt, scorer: RewardScorer, session: Span
+) -> tuple[AgentLoopOutput, ...]:
+    """The last trajectory is scored, once, and the others of the session carry the same score, except where the loop set one."""
+    *_, last = outputs
+    if last.reward_score is None:
+        with session.span(SpanKind.REWARD, "reward") as span:
+            result = await scorer.score(reward_request(outputs, prompt))
+            span.note(score=result.score)
+        last = _with(last, result.score, result.extra)
+    score, extra = last.reward_score, last.extra_fields.get("reward_extra_info")
+    assert score is not None
+    return tuple(output if output.reward_score is not None else _with(output, score, extra) for output in (*outputs[:-1], last))
+
+
+def _with(output: AgentLoopOutput, score: float, extra: dict[str, Json] | None) -> AgentLoopOutput:
+    told = {} if extra is None else {"reward_extra_info": extra}
+    return replace(output, reward_score=score, extra_fields={**output.extra_fields, **told})
 
 
 def _facts_of(result: SessionResult) -> dict[str, Json]:
@@ -212,8 +223,9 @@ def _facts_of(result: SessionResult) -> dict[str, Json]:
     return {"num_turns": last.num_turns, "stop_reason": str(last.extra_fields.get("stop_reason", ""))}
 
 
-def reward_request(output: AgentLoopOutput, prompt: Prompt) -> RewardRequest:
-    """What the reward function sees of a trajectory."""
+def reward_request(outputs: Sequence[AgentLoopOutput], prompt: Prompt) -> RewardRequest:
+    """What the reward function sees of a session: its last trajectory, and the tokens of all."""
+    output = outputs[-1]
     told = output.extra_fields
     extra = {
         **prompt.extra_info,
@@ -226,6 +238,7 @@ def reward_request(output: AgentLoopOutput, prompt: Prompt) -> RewardRequest:
         solution_str=output.last_assistant_text,
         ground_truth=prompt.ground_truth,
         extra_info=extra,
+        response_len=sum(len(row.response_ids) for row in outputs),
     )
 
 

@@ -27,7 +27,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRequest:
-    """What a reward function sees of a trajectory. The names follow verl's `compute_score`."""
+    """What a reward manager sees of a session: its last trajectory. The first four are the arguments of verl's `compute_score`."""
 
     data_source: str
     solution_str: str
@@ -35,6 +35,8 @@ class RewardRequest:
     ground_truth: Json
     extra_info: dict[str, Json]
     """The row's extra_info plus `num_turns`, `num_tool_calls` and `messages` (the conversation as text)."""
+    response_len: int
+    """Tokens after the prompt, tool results included; of a session of several rows, the sum over them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class RewardResult:
 
 
 class RewardScorer(Protocol):
-    """Scores one trajectory within a deadline. Raises RewardError or DeadlineError; never invents a number."""
+    """Scores one session within a deadline. Raises RewardError or DeadlineError; never invents a number."""
 
     async def score(self, request: RewardRequest) -> RewardResult: ...
 

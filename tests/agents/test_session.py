@@ -159,6 +159,17 @@ async def test_a_loop_may_give_several_trajectories_and_its_own_reward(rig: Rig,
     assert len(rig.scorer.requests) == 1
 
 
+async def test_a_session_of_several_trajectories_is_scored_once_by_its_last(rig: Rig, prompt: Prompt, new_run: NewRun) -> None:
+    said = [{"messages": [{"role": "assistant", "content": text}]} for text in ("a draft", "3")]
+    first, last = (output(extra_fields=fields) for fields in said)
+    result = await with_loop(rig, prompt, new_run(), first, last)
+    (request,) = rig.scorer.requests
+    assert (request.solution_str, request.response_len) == ("3", 6)
+    assert [made.reward_score for made in result.outputs] == [1.0, 1.0]
+    assert [made.extra_fields["reward_extra_info"] for made in result.outputs] == [{"length": 3}] * 2
+    assert [made.extra_fields["messages"] for made in result.outputs] == [fields["messages"] for fields in said]
+
+
 # --- rows -------------------------------------------------------------------------------------------------------------------------
 
 
