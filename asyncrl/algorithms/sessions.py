@@ -1,8 +1,8 @@
 """A session of several rows as one sequence. Place: rows of a batch -> [pack] -> advantages, correction -> [unpack] -> rows.
 
 An agent may hand in its session in several rows (sub-agents, a rewritten history). How it cuts them must not matter for what is
-learned: packed, a session is one sequence, so it weighs once in its group, its return runs through all its rows, and a weight of the
-sequence is one number. Legend: B rows, R response tokens of a row, S sessions, T tokens of the longest session, n tokens of all rows.
+learned: packed, a session is one sequence. It weighs once in its group, its return runs through all its rows, and its weight as a
+sequence is one number. Legend: B rows, R response tokens of a row, S sessions, T tokens of the longest session, n tokens in all.
 """
 
 from dataclasses import dataclass
