@@ -27,22 +27,22 @@ from asyncrl.wording import named_message_of, names_shown
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_model(config: ModelConfig) -> PreTrainedModel:
-    """The causal LM at `config.path`, in eval mode, with every weight of `config.dtype`.
+def load_model(config: ModelConfig, *, key: str = "model.path") -> PreTrainedModel:
+    """The causal LM at `config.path`, in eval mode, with every weight of `config.dtype`. key: what names it to the user.
 
     Raises ModelError, one line, when the folder is missing, a file is broken, weights are missing or of other shapes, or the model
     computes its logits otherwise than head(hidden states), which log-probs of chosen tokens rely on.
     """
     folder = Path(config.path)
     if not (folder / "config.json").is_file():
-        raise ModelError(f"model.path = {config.path!r} is no model directory: it has no config.json")
-    model = _read(folder, config)
+        raise ModelError(f"{key} = {config.path!r} is no model directory: it has no config.json")
+    model = _read(folder, config, key)
     model.train(False)
-    _check_head(model, config.path)
+    _check_head(model, f"{key} = {config.path!r}")
     return model
 
 
-def _read(folder: Path, config: ModelConfig) -> PreTrainedModel:
+def _read(folder: Path, config: ModelConfig, key: str) -> PreTrainedModel:
     try:
         with _quiet():
             settings = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -57,14 +57,14 @@ def _read(folder: Path, config: ModelConfig) -> PreTrainedModel:
             )  # type: ignore[assignment]
     # Whatever a broken folder makes the library raise is the user's folder, said in one line.
     except Exception as error:
-        raise ModelError(f"model.path = {config.path!r} cannot be loaded: {named_message_of(error)}") from error
+        raise ModelError(f"{key} = {config.path!r} cannot be loaded: {named_message_of(error)}") from error
     model, report = loaded
     if missing := sorted(map(str, report["missing_keys"])):
-        raise ModelError(f"model.path = {config.path!r} lacks weights: {names_shown(missing, limit=3)}")
+        raise ModelError(f"{key} = {config.path!r} lacks weights: {names_shown(missing, limit=3)}")
     if mismatched := sorted(report["mismatched_keys"], key=str):
         name, stored, wanted = mismatched[0]
         raise ModelError(
-            f"model.path = {config.path!r} has weights of other shapes than its config.json says: {name} is {list(stored)} instead "
+            f"{key} = {config.path!r} has weights of other shapes than its config.json says: {name} is {list(stored)} instead "
             f"of {list(wanted)} ({len(mismatched)} in all)"
         )
     return model
@@ -82,17 +82,17 @@ def _quiet() -> Iterator[None]:
         hf_logging.set_verbosity(verbosity)
 
 
-def _check_head(model: PreTrainedModel, path: str) -> None:
+def _check_head(model: PreTrainedModel, where: str) -> None:
     """Logit caps, scales and the like would silently make other log-probs than the model's: compare on four tokens."""
     ids = torch.arange(4)[None] % model.config.get_text_config().vocab_size
     head = _head(model)
     if not isinstance(head, nn.Linear):
-        raise ModelError(f"model.path = {path!r}: its head is {type(head).__name__}, not a linear layer; use another model")
+        raise ModelError(f"{where}: its head is {type(head).__name__}, not a linear layer; use another model")
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=False).logits
         parts = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
     if not torch.allclose(whole, parts, rtol=1e-3, atol=1e-3):
-        raise ModelError(f"model.path = {path!r}: {type(model).__name__} changes its logits after the head; use another model")
+        raise ModelError(f"{where}: {type(model).__name__} changes its logits after the head; use another model")
 
 
 class Wrapper(nn.Module, ABC):

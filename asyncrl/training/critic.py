@@ -1,0 +1,136 @@
+"""The critic: what return is to be expected at each token, and its update towards the returns that came.
+
+... -> [values] -> advantages -> [critic update] -> actor update
+
+Invariants:
+1. The loss of a mini-batch does not depend on how it is cut into micro-batches: all weights come from counts of the mini-batch.
+2. Only policy tokens (response_mask) have a value, a loss and a count; elsewhere the value is 0.
+3. The value of a token is read at the position that predicts it, so it knows nothing of the token itself: a baseline.
+
+Where we differ from verl 0.9.1:
+1. Means of metrics weigh every policy token of a mini-batch the same, not every micro-batch.
+2. Mini-batches and passes are the actor's; there are no keys for others.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDict
+
+from asyncrl.algorithms.values import value_loss
+from asyncrl.config import TrainRun
+from asyncrl.errors import ModelError
+from asyncrl.protocol.mini_batches import mini_batches
+from asyncrl.protocol.ragged import rows_of, values_of
+from asyncrl.training.learner import Learner, LearnerState
+from asyncrl.training.mesh import open_mesh
+from asyncrl.training.mini_batch import Tally, means, mini_batch_weights
+from asyncrl.training.scoring import Rows, score_tokens
+from asyncrl.training.token_batch import TokenBatch
+from asyncrl.training.value_model import build_value_model
+
+
+class Critic:
+    """Sync methods; the trainer calls them one at a time in the world's `model` pool.
+
+    total_updates: optimizer steps of the whole run. 0: trainer.total_training_steps x updates a batch.
+    Raises ModelError as `load_model` does, and ConfigError as `Learner` does.
+    """
+
+    def __init__(self, run: TrainRun, *, total_updates: int = 0) -> None:
+        mesh = open_mesh()
+        self._key = "critic.model_path" if run.critic.model_path else "model.path"
+        self._config = run.critic
+        self._path = run.critic_model.path
+        self._num_passes = run.actor.ppo_epochs
+        self._groups_a_mini_batch = run.mini_batch_groups
+        total = total_updates or run.trainer.total_training_steps * run.updates_per_batch
+        model = build_value_model(run.critic_model, mesh, key=self._key)
+        self._learner = Learner(model, mesh, run.critic.optim, total_updates=total)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps so far, skipped ones included."""
+        return self._learner.updates
+
+    @property
+    def skipped_updates(self) -> int:
+        """Updates skipped because their gradient was not finite."""
+        return self._learner.skipped_updates
+
+    def values(self, columns: TensorDict) -> torch.Tensor:
+        """Ragged float32 on the response axis, 0 where response_mask is 0. Changes nothing.
+
+        columns: input_ids, position_ids, response_mask. Raises ModelError for a token that the critic's vocabulary lacks.
+        """
+        self._check_ids(columns)
+        (values,) = score_tokens(self._forward, columns, max_tokens=self._config.ppo_max_token_len_per_gpu, count=1)
+        return values
+
+    def _forward(self, tokens: TokenBatch) -> tuple[torch.Tensor]:
+        return (self._learner.module(tokens),)
+
+    def _check_ids(self, columns: TensorDict) -> None:
+        ids, size = values_of(columns["input_ids"]), self._learner.module.vocab_size
+        if len(ids) and int(ids.max()) >= size:
+            raise ModelError(
+                f"{self._key} = {self._path!r} has a vocabulary of {size} tokens, and a trajectory has token {int(ids.max())}; "
+                "the critic must start from a model with the policy's tokenizer"
+            )
+
+    def update(self, columns: TensorDict, group_ids: Sequence[str | None]) -> dict[str, float]:
+        """One pass of `actor.ppo_epochs` over the batch, an optimizer step for each mini-batch of groups, as the actor's.
+
+        columns: input_ids, position_ids, response_mask, values, returns; loss_weights, when there. group_ids: the uid of each row,
+        None for padding. Returns metrics under verl's names, means over the mini-batches.
+        Raises NonFiniteGradientError after too many skipped updates in a row.
+        """
+        batch = _Batch(columns, group_ids)
+        reports = [
+            self._update_mini_batch(batch, chosen)
+            for _ in range(self._num_passes)
+            for chosen in mini_batches(group_ids, self._groups_a_mini_batch)
+        ]
+        return {**means(reports), "critic/skipped_updates": float(self._learner.skipped_updates)}
+
+    def _update_mini_batch(self, batch: "_Batch", chosen: Sequence[int]) -> dict[str, float]:
+        masks, mode = batch.rows.mask, self._config.loss_agg_mode
+        weights = mini_batch_weights(masks, chosen, mode, self._learner.mesh, loss_weights=batch.loss_weights)
+        tally = Tally()
+        for rows in batch.rows.micro_batches(chosen, self._config.ppo_max_token_len_per_gpu):
+            self._accumulate(batch, rows, weights, tally)
+        report = self._learner.step(lambda: tally.suspects(batch.group_ids, chosen))
+        return {**tally.metrics(), "critic/grad_norm": report.grad_norm, "critic/lr": report.lr}
+
+    def _accumulate(self, batch: "_Batch", rows: Sequence[int], weights: list[torch.Tensor], tally: Tally) -> None:
+        """Forward and backward of one micro-batch."""
+        pick = batch.rows.on_policy_tokens
+        values = self._learner.module(batch.rows.token_batch(rows))
+        weight = pick(weights, rows)
+        loss = value_loss(values, pick(batch.values, rows), pick(batch.returns, rows), cliprange_value=self._config.cliprange_value)
+        total = (loss.loss_n * weight).sum()
+        self._learner.backward(total)
+        tally.add_sum("critic/vf_loss", total.detach())
+        counts = weight != 0
+        for name, facts_n in loss.facts.items():
+            tally.add_mean(f"critic/{name}", facts_n[counts])
+        tally.note_broken(loss.loss_n.detach(), batch.rows.mask, rows)
+
+    def state(self) -> LearnerState:
+        """Copies of weights, optimizer, random generator and counters, for a checkpoint."""
+        return self._learner.state()
+
+    def load(self, state: LearnerState) -> None:
+        """Go on from a checkpoint. Raises CheckpointError when it is of another model."""
+        self._learner.load(state)
+
+
+class _Batch:
+    """The columns of a batch as one tensor a row; an absent column is an empty list."""
+
+    def __init__(self, columns: TensorDict, group_ids: Sequence[str | None]) -> None:
+        self.group_ids = group_ids
+        self.rows = Rows.of(columns)
+        self.values = rows_of(columns["values"])
+        self.returns = rows_of(columns["returns"])
+        self.loss_weights = rows_of(columns["loss_weights"]) if "loss_weights" in set(columns.keys()) else []
