@@ -19,7 +19,7 @@ def dppo_tv(
 
     Source: DPPO (Binary-TV), arXiv 2602.04879. Raises ValueError when clip_ratio_c <= 1.
     Where we differ from verl 0.9.1: 1. the default cap is the 20 that it intends; its config always gives 3.
-    Facts: pg_clipfrac (v = 0), ppo_kl (-log ratio), pg_clipfrac_lower (v = 0 with A < 0).
+    Facts: pg_clipfrac (v = 0), ppo_kl (-log ratio), pg_clipfrac_lower (the cap of the ratio, with A < 0).
     """
     moved_n = inputs.log_prob_n.detach().exp() - inputs.old_log_prob_n.exp()
     is_free_n = torch.where(inputs.advantages_n > 0, moved_n <= clip_ratio_high, moved_n >= -clip_ratio_low)
@@ -47,11 +47,12 @@ def _held(inputs: LossInputs, is_free_n: torch.Tensor, clip_ratio_c: float) -> P
     if clip_ratio_c <= 1:
         raise ValueError(f"clip_ratio_c = {clip_ratio_c} must be greater than 1, such as 20")
     log_ratio_n = bounded_log_ratio(inputs).detach()
-    weight_n = log_ratio_n.exp().clamp(max=clip_ratio_c) * is_free_n
+    ratio_n = log_ratio_n.exp()
+    weight_n = ratio_n.clamp(max=clip_ratio_c) * is_free_n
     loss_n = -inputs.advantages_n * weight_n * inputs.log_prob_n
     facts = {
         "pg_clipfrac": (~is_free_n).to(loss_n.dtype),
         "ppo_kl": -log_ratio_n,
-        "pg_clipfrac_lower": (~is_free_n & (inputs.advantages_n < 0)).to(loss_n.dtype),
+        "pg_clipfrac_lower": ((ratio_n > clip_ratio_c) & (inputs.advantages_n < 0)).to(loss_n.dtype),
     }
     return PolicyLoss(loss_n=weighted(loss_n, inputs), facts=facts)

@@ -1,5 +1,7 @@
 """Losses with the gradient of the plain policy gradient times a fixed factor: reinforce, gpg, cispo; and DRO's square."""
 
+import torch
+
 from asyncrl.algorithms.losses.inputs import LossInputs, PolicyLoss, weighted
 from asyncrl.algorithms.losses.ratios import bounded_log_ratio
 
@@ -34,7 +36,7 @@ def cispo(inputs: LossInputs, *, clip_ratio_low: float = 0.2, clip_ratio_high: f
     facts = {
         "pg_clipfrac": (weight_n != ratio_n).to(loss_n.dtype),
         "ppo_kl": -log_ratio_n,
-        "pg_clipfrac_lower": (weight_n > ratio_n).to(loss_n.dtype) * 0,
+        "pg_clipfrac_lower": torch.zeros_like(ratio_n),
     }
     return PolicyLoss(loss_n=weighted(loss_n, inputs), facts=facts)
 
