@@ -2,7 +2,7 @@
 
 A room sees its neighbours only through these pages, which is what lets the simulator stand in for any edge of the controller:
 `World` (time, randomness, blocking work), `RolloutEngine` and `Template` (generation), `RewardScorer` (reward), `Policy` (the
-actor) and `Rows` (the dataset). Nothing here imports torch.
+actor), `ValueFunction` (the critic) and `Rows` (the dataset). Nothing here imports torch.
 """
 
 from asyncrl.ports.generation import (
@@ -17,7 +17,17 @@ from asyncrl.ports.generation import (
 )
 from asyncrl.ports.sessions import FailureClass, GroupStatus, Prompt, RewardRequest, RewardResult, RewardScorer, Rows
 from asyncrl.ports.tracing import SessionSpan, Span, SpanKind
-from asyncrl.ports.training import Access, FieldReport, FieldSchema, HeldField, Policy, StageResult, StepContext, Topology
+from asyncrl.ports.training import (
+    Access,
+    FieldReport,
+    FieldSchema,
+    HeldField,
+    Policy,
+    StageResult,
+    StepContext,
+    Topology,
+    ValueFunction,
+)
 from asyncrl.ports.values import Decode, Json, Messages, copied
 from asyncrl.ports.world import World
 
@@ -49,6 +59,7 @@ __all__ = [
     "StopReason",
     "Template",
     "Topology",
+    "ValueFunction",
     "VersionSpan",
     "WeightSnapshot",
     "World",

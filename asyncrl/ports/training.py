@@ -51,6 +51,18 @@ class Policy(Protocol):
         ...
 
 
+class ValueFunction(Protocol):
+    """The critic as its stages see it. Its methods block, and are called one at a time in the `model` pool."""
+
+    def values(self, columns: "TensorDict") -> "torch.Tensor":
+        """The return to be expected at each token, ragged float32 on the response axis, 0 outside the mask."""
+        ...
+
+    def update(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> dict[str, float]:
+        """One pass over the batch; metrics. group_ids: the uid of each row, None for padding."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext:
     """What a stage knows besides its batch."""
