@@ -77,7 +77,7 @@ def _fields(*rows: tuple[str, str, str, str, str, str, Evidence]) -> dict[str, F
 
 
 _SEED, _SOURCE, _TESTED, _DESIGN = Evidence.SEED, Evidence.SOURCE, Evidence.TESTED, Evidence.DESIGN
-_MODELS = "old_log_prob ref_log_prob"
+_MODELS = "old_log_prob ref_log_prob values update_critic"
 """Stages that run a model over the rows."""
 
 CATALOGUE: dict[str, Field] = _fields(
@@ -92,13 +92,13 @@ CATALOGUE: dict[str, Field] = _fields(
     ("dummy_tensor", "uint8", "none", "dataset", "dataset", "every collated batch: keeps an all-object batch countable", _SEED),
     ("uid", "object", "none", "feed", "agents replay", "every group", _SEED),
     ("session_id", "int64", "none", "agents", "protocol observe", "every trajectory", _SEED),
-    ("prompts", "int64", "prompt", "agents", "old_log_prob ref_log_prob update_actor observe", "every trajectory", _SEED),
-    ("responses", "int64", "response", "agents", "old_log_prob ref_log_prob update_actor observe", "every trajectory", _SEED),
+    ("prompts", "int64", "prompt", "agents", f"{_MODELS} update_actor observe", "every trajectory", _SEED),
+    ("responses", "int64", "response", "agents", f"{_MODELS} update_actor observe", "every trajectory", _SEED),
     ("response_mask", "bool", "response", "agents", f"{_MODELS} correction advantage update_actor observe", "always", _SEED),
-    ("loss_mask", "bool", "response", "agents", "update_actor", "every trajectory: is response_mask, immutable", _SEED),
-    ("input_ids", "int64", "sequence", "agents", "old_log_prob ref_log_prob update_actor", "every trajectory", _SEED),
+    ("loss_mask", "bool", "response", "agents", "update_critic update_actor", "every trajectory: is response_mask, immutable", _SEED),
+    ("input_ids", "int64", "sequence", "agents", f"{_MODELS} update_actor", "every trajectory", _SEED),
     ("attention_mask", "bool", "sequence", "protocol", "protocol", "padded layout only", _SEED),
-    ("position_ids", "int64", "sequence", "agents", "old_log_prob ref_log_prob update_actor", "every trajectory", _SEED),
+    ("position_ids", "int64", "sequence", "agents", f"{_MODELS} update_actor", "every trajectory", _SEED),
     ("multi_modal_inputs", "object", "none", "agents", "old_log_prob update_actor", "not yet: images and audio are refused", _SEED),
     ("rollout_log_probs", "float32", "response", "agents", "old_log_prob correction update_actor", "always: the engine's", _SEED),
     ("token_versions", "int32", "response", "agents", "protocol observe", "always; -1 where no policy sampled", _TESTED),
@@ -111,13 +111,13 @@ CATALOGUE: dict[str, Field] = _fields(
     ("entropy", "float32", "response", "old_log_prob", "observe", "old log-probs are recomputed", _SEED),
     ("sum_pi_squared", "float32", "response", "old_log_prob", "advantage", "an optimal token baseline asks for it", _SOURCE),
     ("ref_log_prob", "float32", "response", "ref_log_prob", "advantage update_actor", "a KL term is on", _SEED),
-    ("values", "float32", "response", "values", "advantage update_critic", "not yet: a critic", _SEED),
+    ("values", "float32", "response", "values", "advantage update_critic", "the estimator is gae: the critic's", _SEED),
     ("token_level_scores", "float32", "response", "advantage", "observe", "every step", _SEED),
     ("token_level_rewards", "float32", "response", "advantage", "observe", "every step: scores less the KL in the reward", _SEED),
     ("advantages", "float32", "response", "advantage", "update_actor", "every step", _SEED),
-    ("returns", "float32", "response", "advantage", "observe", "every step", _SEED),
+    ("returns", "float32", "response", "advantage", "update_critic observe", "every step", _SEED),
     ("rollout_is_weights", "float32", "response", "correction", "advantage update_actor", "importance weights are on", _SOURCE),
-    ("loss_weights", "float32", "response", "correction", "update_actor observe", "rejection is on: 0 rejected, 1 kept", _DESIGN),
+    ("loss_weights", "float32", "response", "correction", "update_critic update_actor observe", "rejection is on: 0 rejected, 1 kept", _DESIGN),
 )  # fmt: skip
 
 SEVERAL_AXES = frozenset({"position_ids"})
