@@ -95,7 +95,7 @@ CATALOGUE: dict[str, Field] = _fields(
     ("prompts", "int64", "prompt", "agents", f"{_MODELS} update_actor observe", "every trajectory", _SEED),
     ("responses", "int64", "response", "agents", f"{_MODELS} update_actor observe", "every trajectory", _SEED),
     ("response_mask", "bool", "response", "agents", f"{_MODELS} correction advantage update_actor observe", "always", _SEED),
-    ("loss_mask", "bool", "response", "agents", "update_critic update_actor", "every trajectory: is response_mask, immutable", _SEED),
+    ("loss_mask", "bool", "response", "agents", "update_critic update_actor", "always: is response_mask, immutable", _SEED),
     ("input_ids", "int64", "sequence", "agents", f"{_MODELS} update_actor", "every trajectory", _SEED),
     ("attention_mask", "bool", "sequence", "protocol", "protocol", "padded layout only", _SEED),
     ("position_ids", "int64", "sequence", "agents", f"{_MODELS} update_actor", "every trajectory", _SEED),
@@ -117,7 +117,7 @@ CATALOGUE: dict[str, Field] = _fields(
     ("advantages", "float32", "response", "advantage", "update_actor", "every step", _SEED),
     ("returns", "float32", "response", "advantage", "update_critic observe", "every step", _SEED),
     ("rollout_is_weights", "float32", "response", "correction", "advantage update_actor", "importance weights are on", _SOURCE),
-    ("loss_weights", "float32", "response", "correction", "update_critic update_actor observe", "rejection is on: 0 rejected, 1 kept", _DESIGN),
+    ("loss_weights", "float32", "response", "correction", "update_critic update_actor observe", "rejection is on: 0 or 1", _DESIGN),
 )  # fmt: skip
 
 SEVERAL_AXES = frozenset({"position_ids"})
