@@ -17,6 +17,8 @@ from asyncrl.stages.old_log_prob import bypass_stage, recompute_stage
 from asyncrl.stages.ref_log_prob import ref_log_prob_stage
 from asyncrl.stages.stage import Stage
 from asyncrl.stages.update_actor import update_actor_stage
+from asyncrl.stages.update_critic import update_critic_stage
+from asyncrl.stages.values import values_stage
 
 NAMES = [
     "raw_prompt",
@@ -109,6 +111,8 @@ STAGES = [
     recompute_stage(lambda columns: (columns["entropy"], columns["entropy"])),
     ref_log_prob_stage(lambda columns: (columns["entropy"], columns["entropy"])),
     update_actor_stage(lambda columns, uids: {}, has_old_log_probs=True, has_reference=True),
+    update_critic_stage(lambda columns, uids: {}, has_loss_weights=True),
+    values_stage(lambda columns: columns["values"]),
 ]
 
 
