@@ -46,8 +46,15 @@ class Policy(Protocol):
         """(log_probs, entropy), ragged float32 on the response axis."""
         ...
 
-    def update(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> dict[str, float]:
-        """One pass over the batch; metrics. group_ids: the uid of each row, None for padding."""
+    def log_probs_and_squares(self, columns: "TensorDict") -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+        """(log_probs, entropy, sum over the vocabulary of squared probabilities), ragged float32 on the response axis."""
+        ...
+
+    def update(
+        self, columns: "TensorDict", group_ids: Sequence[str | None], session_ids: Sequence[str | None], *, seed: int
+    ) -> dict[str, float]:
+        """One pass over the batch; metrics. group_ids, session_ids: uid and session of each row, None for padding; seed: of what a
+        loss picks at random."""
         ...
 
 
@@ -58,8 +65,8 @@ class ValueFunction(Protocol):
         """The return to be expected at each token, ragged float32 on the response axis, 0 outside the mask."""
         ...
 
-    def update(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> dict[str, float]:
-        """One pass over the batch; metrics. group_ids: the uid of each row, None for padding."""
+    def update(self, columns: "TensorDict", group_ids: Sequence[str | None], session_ids: Sequence[str | None]) -> dict[str, float]:
+        """One pass over the batch; metrics. group_ids, session_ids: the uid and the session of each row, None for padding."""
         ...
 
 

@@ -1,5 +1,6 @@
 """update_critic: the critic's step towards the returns, before the actor's; and the warm-up, in which it alone learns."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tensordict import TensorDict
@@ -9,10 +10,12 @@ from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.ragged import values_of
 from asyncrl.stages.old_log_prob import FORWARD_READS
 from asyncrl.stages.stage import Stage, StageOutput
-from asyncrl.stages.update_actor import Update
+
+UpdateCritic = Callable[[TensorDict, Sequence[str | None], Sequence[str | None]], dict[str, float]]
+"""(columns, uid of each row, session of each row; both None for padding) -> metrics."""
 
 
-def update_critic_stage(update: Update, *, has_loss_weights: bool = False) -> Stage:
+def update_critic_stage(update: UpdateCritic, *, has_loss_weights: bool = False) -> Stage:
     """has_loss_weights: a stage before it may have rejected tokens."""
     reads = FORWARD_READS | {"loss_mask", "values", "returns"}
     if has_loss_weights:
@@ -20,7 +23,7 @@ def update_critic_stage(update: Update, *, has_loss_weights: bool = False) -> St
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
         explained = _explained(columns)  # before the update: of the values that the advantages were computed with
-        return StageOutput(metrics={**update(columns, batch.groups), **explained})
+        return StageOutput(metrics={**update(columns, batch.groups, batch.sessions), **explained})
 
     return Stage(name="update_critic", reads=reads, writes=frozenset(), compute=compute)
 

@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from asyncrl.algorithms.values import value_loss
 from asyncrl.config import TrainRun
 from asyncrl.errors import ModelError
-from asyncrl.protocol.mini_batches import mini_batches
+from asyncrl.protocol.mini_batches import mini_batches, numbered
 from asyncrl.protocol.ragged import rows_of, values_of
 from asyncrl.training.learner import Learner, LearnerState
 from asyncrl.training.mesh import open_mesh
@@ -78,14 +78,17 @@ class Critic:
                 "the critic must start from a model with the policy's tokenizer"
             )
 
-    def update(self, columns: TensorDict, group_ids: Sequence[str | None]) -> dict[str, float]:
+    def update(
+        self, columns: TensorDict, group_ids: Sequence[str | None], session_ids: Sequence[str | None] | None = None
+    ) -> dict[str, float]:
         """One pass of `actor.ppo_epochs` over the batch, an optimizer step for each mini-batch of groups, as the actor's.
 
         columns: input_ids, position_ids, response_mask, values, returns; loss_weights, when there. group_ids: the uid of each row,
-        None for padding. Returns metrics under verl's names, means over the mini-batches.
+        None for padding. session_ids: the session of each row, which is one sequence in the loss; None: every row is one.
+        Returns metrics under verl's names, means over the mini-batches.
         Raises NonFiniteGradientError after too many skipped updates in a row.
         """
-        batch = _Batch(columns, group_ids)
+        batch = _Batch(columns, group_ids, session_ids)
         reports = [
             self._update_mini_batch(batch, chosen)
             for _ in range(self._num_passes)
@@ -95,7 +98,9 @@ class Critic:
 
     def _update_mini_batch(self, batch: "_Batch", chosen: Sequence[int]) -> dict[str, float]:
         masks, mode = batch.rows.mask, self._config.loss_agg_mode
-        weights = mini_batch_weights(masks, chosen, mode, self._learner.mesh, loss_weights=batch.loss_weights)
+        weights = mini_batch_weights(
+            masks, chosen, mode, self._learner.mesh, loss_weights=batch.loss_weights, sequences_B=batch.sessions_B
+        )
         tally = Tally()
         for rows in batch.rows.micro_batches(chosen, self._config.ppo_max_token_len_per_gpu):
             self._accumulate(batch, rows, weights, tally)
@@ -128,8 +133,9 @@ class Critic:
 class _Batch:
     """The columns of a batch as one tensor a row; an absent column is an empty list."""
 
-    def __init__(self, columns: TensorDict, group_ids: Sequence[str | None]) -> None:
+    def __init__(self, columns: TensorDict, group_ids: Sequence[str | None], session_ids: Sequence[str | None] | None) -> None:
         self.group_ids = group_ids
+        self.sessions_B = None if session_ids is None else numbered(session_ids)
         self.rows = Rows.of(columns)
         self.values = rows_of(columns["values"])
         self.returns = rows_of(columns["returns"])
