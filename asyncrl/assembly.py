@@ -29,6 +29,7 @@ from asyncrl.tools import Tool, load_tools
 from asyncrl.trainer import Border, Trainer
 from asyncrl.training.actor import Actor, Reference
 from asyncrl.training.checkpoint import Checkpoint, forget_newer, kept_steps, newest_valid, save_checkpoint
+from asyncrl.training.critic import Critic
 from asyncrl.training.export import export_model
 from asyncrl.training.model import load_model
 from asyncrl.transfer_queue import TransferQueue
@@ -120,17 +121,17 @@ async def open_trainer(
         border = Border() if checkpoint is None else Border(step=checkpoint.step, cursor=int(checkpoint.trainer["cursor"]))
         # First of all, as it holds the lock of the run: the checkpoints of one that is still going are not ours to forget.
         queue = await stack.enter_async_context(_open_queue(run, folder, border, world))
-        actor = await world.offload(_open_actor, run, steps * run.updates_per_batch, checkpoint, pool="model")
+        actor, critic = await world.offload(_open_learners, run, steps, checkpoint, pool="model")
         fixed = await world.offload(_fixed_by_a_run, run, rows)
         edges = Edges(
             world=world,
             rollout=rollout,
             queue=queue,
             policy=actor,
-            stages=await world.offload(_stages, run, actor, pool="model"),
+            stages=await world.offload(_stages, run, actor, critic, pool="model"),
             rows=rows,
             val_rows=inputs.val_rows,
-            save=functools.partial(_save, run, world, actor, folder, fixed),
+            save=functools.partial(_save, run, world, actor, critic, folder, fixed),
             open_sight=functools.partial(open_sight, folder, run.trainer, world=world, total_steps=steps, step=border.step),
         )
         begin = None if checkpoint is None else border
@@ -165,18 +166,24 @@ def _check_journal(queue: TransferQueue, path: Path, step: int) -> None:
         )
 
 
-def _stages(run: TrainRun, actor: Actor) -> tuple[Stage, ...]:
+def _stages(run: TrainRun, actor: Actor, critic: Critic | None) -> tuple[Stage, ...]:
     """Loads the reference when a KL term is on."""
-    return stages_of(run, actor, reference=Reference(run).log_probs if run.actor.use_kl_loss else None)
+    reference = Reference(run).log_probs if run.actor.use_kl_loss else None
+    return stages_of(run, actor, reference=reference, critic=critic)
 
 
-def _open_actor(run: TrainRun, total_updates: int, checkpoint: Checkpoint | None) -> Actor:
+def _open_learners(run: TrainRun, steps: int, checkpoint: Checkpoint | None) -> tuple[Actor, Critic | None]:
+    """The actor, and the critic where the advantage wants values. steps: of the run; in the critic's warm-up the actor rests."""
     torch.manual_seed(run.trainer.seed)
-    actor = Actor(run, total_updates=total_updates)
+    trained = max(steps - run.trainer.critic_warmup, 1)
+    actor = Actor(run, total_updates=trained * run.updates_per_batch)
+    critic = Critic(run, total_updates=steps * run.updates_per_batch) if run.has_critic else None
     if checkpoint is not None:
         actor.load(checkpoint.load())
+        if critic is not None:
+            critic.load(checkpoint.load_critic())
         forget_newer(checkpoint)
-    return actor
+    return actor, critic
 
 
 def _drop_overlong(rows: RLHFDataset, template: ChatTemplate, run: TrainRun) -> None:
@@ -194,10 +201,17 @@ def _drop_overlong(rows: RLHFDataset, template: ChatTemplate, run: TrainRun) -> 
 
 
 async def _save(
-    run: TrainRun, world: World, actor: Actor, folder: RunFolder, fixed: dict[str, int | str], border: Border
+    run: TrainRun,
+    world: World,
+    actor: Actor,
+    critic: Critic | None,
+    folder: RunFolder,
+    fixed: dict[str, int | str],
+    border: Border,
 ) -> list[int]:
     limit_s = run.trainer.stage_timeout_s
     state = await world.offload(actor.state, pool="model", timeout_s=limit_s)
+    critic_state = None if critic is None else await world.offload(critic.state, pool="model", timeout_s=limit_s)
     save = functools.partial(
         save_checkpoint,
         folder.checkpoints,
@@ -207,6 +221,7 @@ async def _save(
         model=run.model,
         trainer={"cursor": border.cursor, **fixed},
         keep=run.trainer.max_ckpt_to_keep,
+        critic=critic_state,
     )
     # The one thread that reads the weights: a save that was cut short has ended before another one of the same step begins.
     await world.offload(save, pool="model", timeout_s=limit_s)
@@ -249,6 +264,12 @@ def _refuse_changes(run: TrainRun, checkpoint: Checkpoint, rows: RLHFDataset) ->
                 f"--resume: {checkpoint.path} was made with {key} = {checkpoint.trainer.get(key)}, now it is {value}; "
                 "a run cannot change it"
             )
+    if run.has_critic != (checkpoint.critic_counters is not None):
+        has, now = ("has no critic", "wants one") if run.has_critic else ("has a critic", "wants none")
+        raise CheckpointError(
+            f"--resume: {checkpoint.path} {has}, and algorithm.adv_estimator = {run.algorithm.adv_estimator!r} {now}; "
+            "a run cannot change it"
+        )
 
 
 def _export(run: TrainRun, actor: Actor, folder: RunFolder) -> None:

@@ -17,7 +17,18 @@ from asyncrl.evaluation import eval_prompts, evaluate, modes_of
 from asyncrl.feed import Feed
 from asyncrl.observe.lineage import Lineage
 from asyncrl.observe.sight import Sight
-from asyncrl.ports import Policy, RewardScorer, RolloutEngine, Rows, SamplingParams, SessionSpan, Template, Topology, World
+from asyncrl.ports import (
+    Policy,
+    RewardScorer,
+    RolloutEngine,
+    Rows,
+    SamplingParams,
+    SessionSpan,
+    Template,
+    Topology,
+    ValueFunction,
+    World,
+)
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.stages.advantage import advantage_stage
 from asyncrl.stages.batch_metrics import batch_metrics_stage
@@ -26,6 +37,8 @@ from asyncrl.stages.old_log_prob import LogProbs, old_log_prob_stages
 from asyncrl.stages.ref_log_prob import ref_log_prob_stage
 from asyncrl.stages.stage import Stage
 from asyncrl.stages.update_actor import update_actor_stage
+from asyncrl.stages.update_critic import after_warmup, update_critic_stage
+from asyncrl.stages.values import values_stage
 from asyncrl.stopping import Stop
 from asyncrl.tools import Tool
 from asyncrl.trainer import Border, Trainer, give_weights
@@ -120,12 +133,19 @@ async def open_controller(
         )
 
 
-def stages_of(run: TrainRun, policy: Policy, *, reference: LogProbs | None) -> tuple[Stage, ...]:
-    """The boxes between sample and retire, in order. `reference`: log-probs of the frozen model, where a KL term is on."""
+def stages_of(
+    run: TrainRun, policy: Policy, *, reference: LogProbs | None, critic: ValueFunction | None = None
+) -> tuple[Stage, ...]:
+    """The boxes between sample and retire, in order. `reference`: log-probs of the frozen model, where a KL term is on; `critic`:
+    where the advantage wants values."""
     old = old_log_prob_stages(run.old_log_probs, policy.log_probs)
     ref = () if reference is None else (ref_log_prob_stage(reference),)
     update = update_actor_stage(policy.update, has_old_log_probs=bool(old), has_reference=bool(ref))
-    stages = (*old, *ref, advantage_stage(run.algorithm), update, batch_metrics_stage())
+    values = () if critic is None else (values_stage(critic.values),)
+    before = (*old, *ref, *values, advantage_stage(run.algorithm))
+    rejects = any("loss_weights" in stage.writes for stage in before)
+    learned = () if critic is None else (update_critic_stage(critic.update, has_loss_weights=rejects),)
+    stages = (*before, *learned, after_warmup(update, run.trainer.critic_warmup), batch_metrics_stage())
     check_stages(stages)
     return stages
 

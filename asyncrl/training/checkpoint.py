@@ -3,6 +3,7 @@
     <folder>/global_step_12/
         model/               Hugging Face directory: `asyncrl eval` loads it as any model
         optimizer.safetensors  AdamW's moments and step counts
+        critic/                of a run with a critic: model/ (a token classifier with one label) and optimizer.safetensors
         rng.safetensors        torch's random generator
         manifest.json          format, step, version, counters, the trainer's own facts, size and checksum of every file
         DONE                   checksum of manifest.json, written last
@@ -51,6 +52,8 @@ class Checkpoint:
     version: int
     trainer: dict[str, Json]
     counters: dict[str, int]
+    critic_counters: dict[str, int] | None = None
+    """None: the run had no critic."""
 
     @property
     def model_path(self) -> Path:
@@ -58,14 +61,23 @@ class Checkpoint:
         return self.path / "model"
 
     def load(self) -> LearnerState:
-        """Raises CheckpointError when a tensor file cannot be read."""
+        """The actor's. Raises CheckpointError when a tensor file cannot be read."""
+        return self._load(self.path, self.counters)
+
+    def load_critic(self) -> LearnerState:
+        """Raises CheckpointError when there is none, or a tensor file cannot be read."""
+        if self.critic_counters is None:
+            raise CheckpointError(f"{self.path}: has no critic")
+        return self._load(self.path / "critic", self.critic_counters)
+
+    def _load(self, folder: Path, counters: dict[str, int]) -> LearnerState:
         try:
             return LearnerState(
-                model=load_file(self.model_path / "model.safetensors"),
-                optimizer=load_file(self.path / "optimizer.safetensors"),
+                model=load_file(folder / "model" / "model.safetensors"),
+                optimizer=load_file(folder / "optimizer.safetensors"),
                 rng=load_file(self.path / "rng.safetensors")["torch"],
-                counters=self.counters,
-                model_config_json=(self.model_path / "config.json").read_text(encoding="utf-8"),
+                counters=counters,
+                model_config_json=(folder / "model" / "config.json").read_text(encoding="utf-8"),
             )
         except (OSError, SafetensorError, KeyError) as error:
             raise CheckpointError(f"{self.path}: cannot be loaded ({error})") from error
@@ -80,12 +92,14 @@ def save_checkpoint(
     model: ModelConfig,
     trainer: Mapping[str, Json],
     keep: int,
+    critic: LearnerState | None = None,
     disk: Disk | None = None,
 ) -> Path:
     """Write `folder/global_step_<step>`, then remove what is older than the newest `keep`. Blocking: call it off the loop.
 
     model: where tokenizer and template come from; trainer: JSON facts that the trainer needs to go on, such as the feed's cursor.
-    A checkpoint of the same step is replaced. Raises OSError when the disk refuses; older checkpoints are whole then.
+    critic: taken at the same moment as the actor's, so that one random generator is that of both. A checkpoint of the same step is
+    replaced. Raises OSError when the disk refuses; older checkpoints are whole then.
     """
     disk = disk or Disk()
     target, temporary = folder / f"global_step_{step}", folder / f"{_TMP}global_step_{step}"
@@ -95,7 +109,16 @@ def save_checkpoint(
     export_model(temporary / "model", state.model, state.model_config_json, model, disk=disk)
     disk.write_tensors(temporary / "optimizer.safetensors", state.optimizer)
     disk.write_tensors(temporary / "rng.safetensors", {"torch": state.rng})
-    facts = {"format": FORMAT, "step": step, "version": version, "counters": dict(state.counters), "trainer": dict(trainer)}
+    if critic is not None:
+        _write_critic(temporary / "critic", critic, disk)
+    facts = {
+        "format": FORMAT,
+        "step": step,
+        "version": version,
+        "counters": dict(state.counters),
+        "critic_counters": None if critic is None else dict(critic.counters),
+        "trainer": dict(trainer),
+    }
     manifest = json.dumps({**facts, "files": _fingerprints(temporary)}, indent=1, sort_keys=True).encode()
     disk.write(temporary / "manifest.json", manifest)
     disk.sync_folder(temporary)
@@ -107,6 +130,16 @@ def save_checkpoint(
     disk.sync_folder(target)
     _prune(folder, keep, disk)
     return target
+
+
+def _write_critic(folder: Path, state: LearnerState, disk: Disk) -> None:
+    """It reads the policy's ids, so the tokenizer beside the policy is its own as well."""
+    disk.make_folder(folder / "model")
+    disk.write(folder / "model" / "config.json", state.model_config_json.encode())
+    disk.write_tensors(folder / "model" / "model.safetensors", state.model)
+    disk.write_tensors(folder / "optimizer.safetensors", state.optimizer)
+    disk.sync_folder(folder / "model")
+    disk.sync_folder(folder)
 
 
 def _set_aside(target: Path, disk: Disk) -> None:
@@ -187,6 +220,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         version=manifest["version"],
         trainer=manifest["trainer"],
         counters=manifest["counters"],
+        critic_counters=manifest.get("critic_counters"),
     )
 
 
