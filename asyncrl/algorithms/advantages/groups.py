@@ -51,6 +51,13 @@ class Groups:
         lowest_G = zeros_G.scatter_reduce(0, self.index_B, values_B, "amin", include_self=False)
         return (highest_G != lowest_G)[self.index_B]
 
+    def two_highest(self, values_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 [G] twice: the row with the highest value of each group, and the next one (any row, in a group of one)."""
+        falling_B = torch.argsort(values_B, descending=True, stable=True)
+        by_group_B = falling_B[torch.argsort(self.index_B[falling_B], stable=True)]
+        first_G = (self.count_G.cumsum(0) - self.count_G).long()
+        return by_group_B[first_G], by_group_B[(first_G + 1).clamp(max=len(values_B) - 1)]
+
     def centred(self, rewards_B: torch.Tensor, baseline_B: torch.Tensor | None = None, *, singleton: Singleton) -> torch.Tensor:
         """float64 [B]: rewards less a baseline, by default the group's mean; exactly 0 where the group is constant.
 

@@ -138,7 +138,7 @@ def grpo_passk_advantages(
     1. A group of one gets 0; verl raises.
     """
     groups = Groups.of(groups_B)
-    best_G, second_G = _two_best(rewards_B, groups)
+    best_G, second_G = groups.two_highest(rewards_B)
     lead_G = torch.where(groups.count_G > 1, rewards_B[best_G].double() - rewards_B[second_G].double(), 0.0)
     if norm_by_std:
         lead_G = lead_G / (groups.std(groups.centred(rewards_B, singleton="zero"))[best_G] + epsilon)
@@ -196,14 +196,6 @@ def gdpo_advantages(
     for name, weight in zip(names, weights, strict=True):  # a handful of components
         total_B += weight * grpo_scores(components[name], groups, norm_by_std=norm_by_std, epsilon=epsilon, singleton=singleton)
     return masked_whiten(spread(total_B, mask_BR, dtype or _float_dtype(components[names[0]])), mask_BR)
-
-
-def _two_best(rewards_B: torch.Tensor, groups: Groups) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 [G] twice: the row with the highest reward of each group, and the next one (any row, in a group of one)."""
-    falling_B = torch.argsort(rewards_B, descending=True, stable=True)
-    by_group_B = falling_B[torch.argsort(groups.index_B[falling_B], stable=True)]
-    first_G = groups.count_G.long().cumsum(0) - groups.count_G.long()
-    return by_group_B[first_G], by_group_B[(first_G + 1).clamp(max=len(rewards_B) - 1)]
 
 
 def _float_dtype(rewards_B: torch.Tensor) -> torch.dtype:
