@@ -17,10 +17,7 @@ _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_temp
 
 def check_model_files(config: ModelConfig) -> None:
     """Raises ModelError, one line that names the folder and the missing file, or the key to set."""
-    folder = _folder(config.path, "model.path")
-    _settings(folder, config.path)
-    if not _has_any(folder, _WEIGHTS):
-        raise ModelError(f"model.path = {config.path!r} has no weights (*.safetensors)")
+    check_weights(config.path)
     key, path = ("model.tokenizer_path", config.tokenizer_path) if config.tokenizer_path else ("model.path", config.path)
     tokenizer = _folder(path, key)
     if not _has_any(tokenizer, _TOKENIZERS):
@@ -30,30 +27,38 @@ def check_model_files(config: ModelConfig) -> None:
     _check_chat_template(config, tokenizer, f"{key} = {path!r}")
 
 
-def check_context(config: ModelConfig, context_len: int) -> None:
+def check_weights(path: str, *, key: str = "model.path") -> None:
+    """Raises ModelError, one line that names the key and the folder, when it lacks config.json or weights."""
+    folder = _folder(path, key)
+    _settings(folder, path, key)
+    if not _has_any(folder, _WEIGHTS):
+        raise ModelError(f"{key} = {path!r} has no weights (*.safetensors)")
+
+
+def check_context(config: ModelConfig, context_len: int, *, key: str = "model.path") -> None:
     """Raises ModelError when prompt plus response can be longer than the model has positions (which some models do not say)."""
-    settings = _settings(Path(config.path), config.path)
+    settings = _settings(Path(config.path), config.path, key)
     inner = settings.get("text_config")
     positions = settings.get("max_position_embeddings") or (
         inner.get("max_position_embeddings") if isinstance(inner, dict) else None
     )
     if isinstance(positions, int) and 0 < positions < context_len:
         raise ModelError(
-            f"model.path = {config.path!r} has {positions} positions, and a trajectory may have {context_len} tokens; lower "
+            f"{key} = {config.path!r} has {positions} positions, and a trajectory may have {context_len} tokens; lower "
             "data.max_prompt_length and data.max_response_length to that sum at most, and rollout.max_model_len where it is set"
         )
 
 
-def _settings(folder: Path, path: str) -> dict[str, Json]:
+def _settings(folder: Path, path: str, key: str) -> dict[str, Json]:
     """config.json of the model. Raises ModelError when it is not there, or is no JSON object."""
     try:
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(f"model.path = {path!r} has no config.json; it must be a local Hugging Face model folder") from None
+        raise ModelError(f"{key} = {path!r} has no config.json; it must be a local Hugging Face model folder") from None
     except (OSError, ValueError) as error:
-        raise ModelError(f"model.path = {path!r}: config.json cannot be read: {error}") from error
+        raise ModelError(f"{key} = {path!r}: config.json cannot be read: {error}") from error
     if not isinstance(settings, dict):
-        raise ModelError(f"model.path = {path!r}: config.json is not that of a model: it is no JSON object")
+        raise ModelError(f"{key} = {path!r}: config.json is not that of a model: it is no JSON object")
     return settings
 
 

@@ -14,13 +14,16 @@ from asyncrl.agents.registry import check_agent_name
 from asyncrl.config import RewardConfig, SFTRun, TrainRun, load_run, to_toml
 from asyncrl.dataset import RLHFDataset, read_table
 from asyncrl.errors import CheckpointError, ConfigError
-from asyncrl.model_files import check_context, check_model_files
+from asyncrl.model_files import check_context, check_model_files, check_weights
 from asyncrl.observe.run_folder import RunFolder, check_place
 from asyncrl.rewards.scoring import check_function
 from asyncrl.tools import load_tools
 from asyncrl.world import RealWorld
 
 log = logging.getLogger(__name__)
+
+_WITHOUT_SIBLINGS = ("gae", "reinforce_plus_plus", "remax")
+"""Estimators whose baseline is not made of the other sessions of the prompt: a group of one learns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +38,13 @@ def check_train(run: TrainRun) -> RunInputs:
     """Files, rows, model directory, tools, reward function, batch arithmetic and place of a training run."""
     check_place(run.trainer.default_local_dir, run.trainer.experiment_name)
     _check_parts(run)
+    _check_critic(run)
     inputs = RunInputs(
         train_rows=RLHFDataset(run.data.train_files, run.data, max_rows=run.data.max_rows),
         val_rows=_val_rows(run),
     )
     total_steps(run, len(inputs.train_rows))
-    if run.rollout.n == 1:
+    if run.rollout.n == 1 and run.algorithm.adv_estimator not in _WITHOUT_SIBLINGS:
         log.warning("rollout.n = 1: a group of one has advantage 0, so nothing is learned; use at least 2 sessions a prompt")
     return inputs
 
@@ -103,6 +107,13 @@ def _check_parts(run: TrainRun) -> None:
     asyncio.run(_check_reward(run.reward))
 
 
+def _check_critic(run: TrainRun) -> None:
+    """Its own model directory, when it has one."""
+    if run.has_critic and run.critic.model_path:
+        check_weights(run.critic.model_path, key="critic.model_path")
+        check_context(run.critic_model, run.max_model_len, key="critic.model_path")
+
+
 async def _check_reward(config: RewardConfig) -> None:
     async with RealWorld() as world:
         await check_function(config, world=world)
@@ -133,5 +144,13 @@ def describe_batch(run: TrainRun, *, num_rows: int) -> str:
         f"optimizer steps     {run.updates_per_batch} a training step, {steps * run.updates_per_batch} in all",
         f"tokens a trajectory {run.data.max_prompt_length} prompt + {run.data.max_response_length} response at most",
         f"old_log_probs       {run.old_log_probs}",
+        *_critic_lines(run),
     ]
     return to_toml(run) + "\n# batch arithmetic\n" + "\n".join(f"# {line}" for line in lines)
+
+
+def _critic_lines(run: TrainRun) -> list[str]:
+    if not run.has_critic:
+        return []
+    alone = f"; alone in the first {run.trainer.critic_warmup} training steps" if run.trainer.critic_warmup else ""
+    return [f"critic              starts from {run.critic_model.path}{alone}"]
