@@ -9,6 +9,7 @@ partitioning problem", STACS 2003.
 """
 
 import heapq
+import itertools
 from collections.abc import Sequence
 
 LINEAR_WORK = 24576
@@ -69,6 +70,13 @@ def partition_under_cap(lengths: Sequence[int], max_tokens: int, *, group_size: 
         f"{len(groups)} groups of {group_size} rows do not fit under {max_tokens} tokens in {fewest} parts or more; "
         f"the longest group has {max(tokens, default=0)} tokens"
     )
+
+
+def contiguous(count: int, num_parts: int) -> list[range]:
+    """The numbers below count in contiguous parts of equal size, the first ones a number larger where it does not divide."""
+    each, rest = divmod(count, num_parts)
+    ends = [part * each + min(part, rest) for part in range(num_parts + 1)]
+    return [range(start, end) for start, end in itertools.pairwise(ends)]
 
 
 def _starts(weights: Sequence[int], num_parts: int, size: int) -> list[_Parts]:

@@ -20,10 +20,10 @@ Where we differ from verl 0.9.1:
 3. The heaviest share goes to the rank with the least work so far.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from asyncrl.algorithms.partition import partition, workload
+from asyncrl.algorithms.partition import contiguous, partition, workload
 from asyncrl.errors import FieldError
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.invariants import groups_stay_together, parts_make_up_the_whole
@@ -94,7 +94,7 @@ def seqlen_metrics(batch: KVBatchMeta, shards: Sequence[Shard]) -> dict[str, flo
     Two ranks and rows of 9, 7, 2 and 2 tokens: max 16, balanced_max 11, mean 10.
     """
     sampled = batch.without_padding()
-    before = [sum(_tokens(sampled, rows)) for rows in _contiguous(len(sampled), len(shards))]
+    before = [sum(_tokens(sampled, rows)) for rows in contiguous(len(sampled), len(shards))]
     after = [sum(_tokens(own := shard.batch.without_padding(), range(len(own)))) for shard in shards]
     return {
         "global_seqlen/min": float(min(before)),
@@ -142,14 +142,6 @@ def _tokens(batch: KVBatchMeta, rows: Sequence[int]) -> list[int]:
         if "seq_len" not in batch.tags[row]:
             raise FieldError(f"{batch.keys[row]}: tag 'seq_len' is missing, which the agents write; balance needs it")
     return [int(batch.tags[row]["seq_len"]) for row in rows]
-
-
-def _contiguous(count: int, parts: int) -> Iterator[range]:
-    """The numbers below count in contiguous parts of equal size, the first ones a number larger where it does not divide."""
-    each, rest = divmod(count, parts)
-    for part in range(parts):
-        start = part * each + min(part, rest)
-        yield range(start, start + each + (part < rest))
 
 
 def _positions(whole: KVBatchMeta, keys: Sequence[str]) -> list[int]:
