@@ -23,6 +23,7 @@ from asyncrl.ports import World
 from asyncrl.preflight import RunInputs, total_steps
 from asyncrl.rewards.scoring import open_scorer
 from asyncrl.rollout.torch_engine import TorchEngine
+from asyncrl.stages.advantage import KLCoefficient, kl_coefficient
 from asyncrl.stages.stage import Stage
 from asyncrl.stopping import Stop, on_signals
 from asyncrl.tools import Tool, load_tools
@@ -123,15 +124,16 @@ async def open_trainer(
         queue = await stack.enter_async_context(_open_queue(run, folder, border, world))
         actor, critic = await world.offload(_open_learners, run, steps, checkpoint, pool="model")
         fixed = await world.offload(_fixed_by_a_run, run, rows)
+        kl = _kl_coefficient(run, checkpoint)
         edges = Edges(
             world=world,
             rollout=rollout,
             queue=queue,
             policy=actor,
-            stages=await world.offload(_stages, run, actor, critic, pool="model"),
+            stages=await world.offload(_stages, run, actor, critic, kl, pool="model"),
             rows=rows,
             val_rows=inputs.val_rows,
-            save=functools.partial(_save, run, world, actor, critic, folder, fixed),
+            save=functools.partial(_save, run, world, actor, critic, folder, fixed, kl),
             open_sight=functools.partial(open_sight, folder, run.trainer, world=world, total_steps=steps, step=border.step),
         )
         begin = None if checkpoint is None else border
@@ -166,10 +168,16 @@ def _check_journal(queue: TransferQueue, path: Path, step: int) -> None:
         )
 
 
-def _stages(run: TrainRun, actor: Actor, critic: Critic | None) -> tuple[Stage, ...]:
+def _stages(run: TrainRun, actor: Actor, critic: Critic | None, kl: KLCoefficient | None) -> tuple[Stage, ...]:
     """Loads the reference when a KL term is on."""
-    reference = Reference(run).log_probs if run.actor.use_kl_loss else None
-    return stages_of(run, actor, reference=reference, critic=critic)
+    reference = Reference(run).log_probs if run.needs_reference else None
+    return stages_of(run, actor, reference=reference, critic=critic, kl=kl)
+
+
+def _kl_coefficient(run: TrainRun, checkpoint: Checkpoint | None) -> KLCoefficient | None:
+    """As the checkpoint has left it."""
+    saved = None if checkpoint is None else checkpoint.trainer.get("kl_coef")
+    return kl_coefficient(run.algorithm, None if saved is None else float(saved))
 
 
 def _open_learners(run: TrainRun, steps: int, checkpoint: Checkpoint | None) -> tuple[Actor, Critic | None]:
@@ -207,6 +215,7 @@ async def _save(
     critic: Critic | None,
     folder: RunFolder,
     fixed: dict[str, int | str],
+    kl: KLCoefficient | None,
     border: Border,
 ) -> list[int]:
     limit_s = run.trainer.stage_timeout_s
@@ -219,7 +228,7 @@ async def _save(
         step=border.step,
         version=border.step,
         model=run.model,
-        trainer={"cursor": border.cursor, **fixed},
+        trainer={"cursor": border.cursor, **fixed, **({} if kl is None else {"kl_coef": kl.controller.coef})},
         keep=run.trainer.max_ckpt_to_keep,
         critic=critic_state,
     )

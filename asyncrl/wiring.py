@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.agents.session import SessionParts, session_parts
 from asyncrl.agents.tool_runner import ToolRunner
+from asyncrl.chosen import chosen_correction, chosen_estimator
 from asyncrl.config import TrainRun
 from asyncrl.evaluation import eval_prompts, evaluate, modes_of
 from asyncrl.feed import Feed
@@ -30,13 +31,14 @@ from asyncrl.ports import (
     World,
 )
 from asyncrl.replay import Admission, ReplayBuffer
-from asyncrl.stages.advantage import advantage_stage
+from asyncrl.stages.advantage import KLCoefficient, advantage_stage
 from asyncrl.stages.batch_metrics import batch_metrics_stage
 from asyncrl.stages.contract import check_stages
+from asyncrl.stages.correction import correction_stage
 from asyncrl.stages.old_log_prob import LogProbs, old_log_prob_stages
 from asyncrl.stages.ref_log_prob import ref_log_prob_stage
 from asyncrl.stages.stage import Stage
-from asyncrl.stages.update_actor import update_actor_stage
+from asyncrl.stages.update_actor import LOSS_COLUMNS, update_actor_stage
 from asyncrl.stages.update_critic import after_warmup, update_critic_stage
 from asyncrl.stages.values import values_stage
 from asyncrl.stopping import Stop
@@ -134,19 +136,31 @@ async def open_controller(
 
 
 def stages_of(
-    run: TrainRun, policy: Policy, *, reference: LogProbs | None, critic: ValueFunction | None = None
+    run: TrainRun,
+    policy: Policy,
+    *,
+    reference: LogProbs | None,
+    critic: ValueFunction | None = None,
+    kl: KLCoefficient | None = None,
 ) -> tuple[Stage, ...]:
-    """The boxes between sample and retire, in order. `reference`: log-probs of the frozen model, where a KL term is on; `critic`:
-    where the advantage wants values."""
-    old = old_log_prob_stages(run.old_log_probs, policy.log_probs)
+    """The boxes between sample and retire, in order.
+
+    `reference`: log-probs of the frozen model, where a KL term is on; `critic`: where the estimator asks for values; `kl`: the
+    coefficient of the KL in the reward, where it is taken off. Raises ConfigError as `asyncrl.chosen` does.
+    """
+    options = chosen_correction(run.algorithm)
+    old = old_log_prob_stages(run.old_log_probs, policy, with_squares=run.needs_sum_pi_squared)
     ref = () if reference is None else (ref_log_prob_stage(reference),)
-    update = update_actor_stage(policy.update, has_old_log_probs=bool(old), has_reference=bool(ref))
     values = () if critic is None else (values_stage(critic.values),)
-    before = (*old, *ref, *values, advantage_stage(run.algorithm))
-    rejects = any("loss_weights" in stage.writes for stage in before)
-    learned = () if critic is None else (update_critic_stage(critic.update, has_loss_weights=rejects),)
+    correction = (correction_stage(options),) if run.old_log_probs == "recompute" else ()
+    has_is_weights = bool(correction) and options.rollout_is is not None
+    advantage = advantage_stage(run.algorithm, chosen_estimator(run.algorithm), kl=kl, has_is_weights=has_is_weights)
+    before = (*old, *ref, *values, *correction, advantage)
+    written = frozenset[str]().union(*(stage.writes for stage in before))
+    update = update_actor_stage(policy.update, columns=written & LOSS_COLUMNS)
+    learned = () if critic is None else (update_critic_stage(critic.update, has_loss_weights="loss_weights" in written),)
     stages = (*before, *learned, after_warmup(update, run.trainer.critic_warmup), batch_metrics_stage())
-    check_stages(stages)
+    check_stages(stages, row_fields={"reward_baselines"} if run.needs_baseline else ())
     return stages
 
 

@@ -47,6 +47,22 @@ def head_log_probs(
     return cast("tuple[torch.Tensor, torch.Tensor]", result)
 
 
+@torch.no_grad()
+def head_sum_pi_squared(
+    hidden_NH: torch.Tensor, weight_VH: torch.Tensor, *, bias_V: torch.Tensor | None = None, temperature: float = 1.0
+) -> torch.Tensor:
+    """[N]: the sum over the vocabulary of squared probabilities of softmax((hidden @ weight.T + bias) / temperature).
+
+    Without gradient; float32 (float64 for float64). 1 for a certain token, 1 / V for an even choice.
+    """
+    parts = []
+    for (hidden,) in zip(*_chunks(weight_VH, hidden_NH), strict=True):
+        logits = linear(hidden, weight_VH, bias_V)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        parts.append((logits / temperature).softmax(-1).square().sum(-1))
+    return torch.cat(parts)
+
+
 class _HeadLogProbs(torch.autograd.Function):
     """d log_prob / d logits = (one_hot - softmax) / temperature, built in place over the numerators that the forward pass kept."""
 

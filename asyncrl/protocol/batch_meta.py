@@ -48,6 +48,11 @@ class KVBatchMeta:
         return tuple(None if fills else uid for uid, fills in zip(self.uids, self.padding, strict=True))
 
     @property
+    def sessions(self) -> tuple[str | None, ...]:
+        """uid_session of each key, None for a padding row."""
+        return tuple(None if fills else key.rpartition("_")[0] for key, fills in zip(self.keys, self.padding, strict=True))
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and response tokens of its trajectories. Raises KeyError when a tag has no seq_len."""
         return sum(int(tag["seq_len"]) for tag, fills in zip(self.tags, self.padding, strict=True) if not fills)

@@ -9,6 +9,14 @@ mini-batches, and sessions of several trajectories change the number of steps.
 
 from collections.abc import Sequence
 
+import torch
+
+
+def numbered(names: Sequence[str | None]) -> torch.Tensor:
+    """int64 [B]: rows of one name share a number, by first appearance; each None (a padding row) has one of its own."""
+    numbers: dict[str | int, int] = {}
+    return torch.tensor([numbers.setdefault(row if name is None else name, len(numbers)) for row, name in enumerate(names)])
+
 
 def mini_batches(groups: Sequence[str | None], groups_each: int) -> list[list[int]]:
     """Row numbers of each mini-batch: whole groups, in order of first appearance, rows in batch order within a group.

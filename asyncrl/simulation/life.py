@@ -29,6 +29,7 @@ from asyncrl.simulation.world import SimWorld
 from asyncrl.stopping import Stop
 from asyncrl.trainer import Border, Trainer
 from asyncrl.transfer_queue import TransferQueue
+from asyncrl.stages.advantage import kl_coefficient
 from asyncrl.wiring import Edges, Rollout, open_controller, stages_of
 
 if TYPE_CHECKING:
@@ -77,7 +78,9 @@ async def open_life(
             rollout=Rollout(engine=engines, scorer=scorer, template=template, tools=dict(tools)),
             queue=await stack.enter_async_context(_open_queue(machine, seams, run, oracles)),
             policy=policy,
-            stages=stages_of(run, policy, reference=policy.log_probs if run.actor.use_kl_loss else None),
+            stages=stages_of(
+                run, policy, reference=policy.log_probs if run.needs_reference else None, kl=kl_coefficient(run.algorithm)
+            ),
             rows=SimRows(scenario),
             val_rows=SimRows(scenario) if evaluates else None,
             save=functools.partial(_save, machine, policy, world, seams),

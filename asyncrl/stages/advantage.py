@@ -1,47 +1,147 @@
-"""advantage: from rewards to one number a token. The work is in `algorithms/`."""
+"""advantage: from rewards to one number a token, by the chosen estimator. The work is in `algorithms/`.
+
+Rows of one session are one sequence: their scores count once, and returns run through all of them.
+"""
+
+from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
 
-from asyncrl.algorithms.advantages import grpo_advantages
+from asyncrl.algorithms.advantages.inputs import AdvantageInputs
+from asyncrl.algorithms.kl import AdaptiveKL, FixedKL, kl_in_reward
+from asyncrl.algorithms.sessions import Packing, session_rewards
+from asyncrl.chosen import ChosenEstimator
 from asyncrl.config import AlgorithmConfig
-from asyncrl.ports import StepContext
+from asyncrl.errors import FieldError
+from asyncrl.ports import Json, StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
-from asyncrl.protocol.data_proto import pad_batch, unpad_field
+from asyncrl.protocol.data_proto import DataProto, pad_batch, unpad_field
+from asyncrl.protocol.mini_batches import numbered
 from asyncrl.protocol.ragged import values_of
 from asyncrl.stages.stage import Stage, StageOutput
 
-READS = frozenset({"response_mask", "rm_scores"})
 WRITES = frozenset({"token_level_scores", "token_level_rewards", "advantages", "returns"})
+_COLUMNS = {"components": "extra_fields"}
+"""The column of an estimator's input, where it has another name."""
 
 
-ESTIMATORS = {"grpo": grpo_advantages}
-"""Advantages by the name that `algorithm.adv_estimator` gives them."""
+@dataclass(slots=True, kw_only=True)
+class KLCoefficient:
+    """The coefficient of the KL in the reward, as it is after the last batch; a checkpoint keeps it."""
+
+    controller: FixedKL | AdaptiveKL
 
 
-def advantage_stage(config: AlgorithmConfig) -> Stage:
-    """The group is the uid, taken from the keys. No KL term is in the reward, so rewards equal scores."""
-    estimate = ESTIMATORS[config.adv_estimator]
+def kl_coefficient(config: AlgorithmConfig, coef: float | None = None) -> KLCoefficient | None:
+    """None when no KL is taken off the reward. coef: that of a checkpoint; None: the first one."""
+    if not config.use_kl_in_reward:
+        return None
+    control = config.kl_ctrl
+    coef = control.kl_coef if coef is None else coef
+    if control.type == "fixed":
+        return KLCoefficient(controller=FixedKL(coef=coef))
+    return KLCoefficient(controller=AdaptiveKL(coef=coef, target=control.target_kl, horizon=control.horizon))
+
+
+def advantage_stage(
+    config: AlgorithmConfig, chosen: ChosenEstimator, *, kl: KLCoefficient | None = None, has_is_weights: bool = False
+) -> Stage:
+    """The group is the uid, taken from the keys. kl: takes coefficient x KL(old policy || reference) off the reward of each token,
+    and follows it. has_is_weights: there are importance weights for an estimator that can use them."""
+    needs = chosen.estimator.needs | (
+        {"rollout_is_weights"} if has_is_weights and "sum_pi_squared" in chosen.estimator.needs else set()
+    )
+    reads = {"response_mask", "rm_scores", *(_COLUMNS.get(name, name) for name in needs)}
+    if kl is not None:
+        reads |= {"old_log_probs", "ref_log_prob"}
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
         padded = pad_batch(columns)
-        scores_BR, mask_BR = padded.batch["rm_scores"], padded.batch["response_mask"]
-        advantages_BR = estimate(scores_BR.sum(1), group_numbers(batch.uids), mask_BR, norm_by_std=config.norm_adv_by_std_in_grpo)
-        advantages = unpad_field(padded, "advantages", advantages_BR)
-        scores = columns["rm_scores"]
-        written = {"token_level_scores": scores, "token_level_rewards": scores, "advantages": advantages, "returns": advantages}
-        return StageOutput(columns=written, metrics=_metrics(values_of(advantages), values_of(columns["response_mask"])))
+        packing = Packing.of(
+            padded.batch["response_lens"], numbered(batch.sessions), num_columns=padded.batch["response_mask"].shape[1]
+        )
+        rewards_BR, metrics = _rewards(padded, packing, config, kl)
+        inputs = AdvantageInputs(
+            rewards_BR=rewards_BR,
+            mask_BR=padded.batch["response_mask"],
+            groups_B=numbered(batch.groups),
+            components=_components(padded, batch, config.gdpo_reward_keys) if "components" in needs else None,
+            **_optional(padded, needs),
+        )
+        found = chosen(inputs.packed(packing)).unpacked(packing)
+        advantages = unpad_field(padded, "advantages", found.advantages_BR)
+        written = {
+            "token_level_scores": columns["rm_scores"],
+            "token_level_rewards": columns["rm_scores"]
+            if rewards_BR is padded.batch["rm_scores"]
+            else unpad_field(padded, "token_level_rewards", rewards_BR),
+            "advantages": advantages,
+            "returns": advantages if found.returns_BR is found.advantages_BR else unpad_field(padded, "returns", found.returns_BR),
+        }
+        return StageOutput(columns=written, metrics=metrics | _spread(values_of(advantages), values_of(columns["response_mask"])))
 
-    return Stage(name="advantage", reads=READS, writes=WRITES, compute=compute)
+    return Stage(name="advantage", reads=frozenset(reads), writes=WRITES, compute=compute)
 
 
-def group_numbers(uids: tuple[str, ...]) -> torch.Tensor:
-    """int64 [B]: rows of one uid share a number, numbered by first appearance."""
-    numbers: dict[str, int] = {}
-    return torch.tensor([numbers.setdefault(uid, len(numbers)) for uid in uids])
+def _rewards(
+    padded: DataProto, packing: Packing, config: AlgorithmConfig, kl: KLCoefficient | None
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Token-level rewards, float32 [B, R], with each session's score once; and the numbers of the KL in them."""
+    scores_BR = session_rewards(padded.batch["rm_scores"], packing)
+    if kl is None:
+        return scores_BR, {}
+    columns = padded.batch
+    coef = kl.controller.coef
+    rewards_BR, _ = kl_in_reward(
+        scores_BR, columns["old_log_probs"], columns["ref_log_prob"], columns["response_mask"], coef, config.kl_penalty
+    )
+    packed_mask = packing.pack(columns["response_mask"])
+    _, mean_kl = kl_in_reward(
+        packing.pack(scores_BR),
+        packing.pack(columns["old_log_probs"]),
+        packing.pack(columns["ref_log_prob"]),
+        packed_mask,
+        coef,
+        config.kl_penalty,
+    )
+    kl.controller = kl.controller.after(mean_kl, int(packed_mask.any(1).sum()))
+    return rewards_BR, {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": coef}
 
 
-def _metrics(advantages: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+def _optional(padded: DataProto, needs: frozenset[str]) -> dict[str, torch.Tensor]:
+    """The columns that the estimator asks for, by the names of AdvantageInputs."""
+    found = {}
+    for name in sorted(needs - {"components"}):
+        column = padded.batch[name]
+        found[f"{name}_{'BR' if column.ndim > 1 else 'B'}"] = column
+    return found
+
+
+def _components(padded: DataProto, batch: KVBatchMeta, names: list[str]) -> dict[str, torch.Tensor]:
+    """Float32 [B] each: the named numbers that the reward function returned. Raises FieldError for a row that lacks one."""
+    rows = [fields.get("reward_extra_info", {}) for fields in padded.non_tensor_batch["extra_fields"].tolist()]
+    return {
+        name: torch.tensor(
+            [_number(row, name, key, fills) for row, key, fills in zip(rows, batch.keys, batch.padding, strict=True)]
+        )
+        for name in names
+    }
+
+
+def _number(row: dict[str, Json], name: str, key: str, fills: bool) -> float:
+    value = row.get(name)
+    if isinstance(value, bool | int | float):
+        return float(value)
+    if fills:
+        return 0.0
+    raise FieldError(
+        f"{key}: the reward has no number {name!r} (algorithm.gdpo_reward_keys); it has {sorted(row) or 'none'}: let the reward "
+        "function return it beside score"
+    )
+
+
+def _spread(advantages: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
     valid = advantages[mask]
     if not len(valid):
         return {"critic/advantages/mean": 0.0, "critic/advantages/max": 0.0, "critic/advantages/min": 0.0}

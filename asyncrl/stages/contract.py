@@ -5,7 +5,7 @@
 The borders in between belong to `run_stage`. Named invariants only; the numbers that they need come from the run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tensordict import TensorDict
 
@@ -21,13 +21,14 @@ ROW_FIELDS = tuple(entry.name for entry in CATALOGUE.values() if entry.is_of_row
 """What every row has when it is sampled."""
 
 
-def check_stages(stages: Sequence[Stage]) -> None:
+def check_stages(stages: Sequence[Stage], *, row_fields: Iterable[str] = ()) -> None:
     """The way as a whole, before anything runs: every column has one writer, the catalogue's, and is there when it is read.
+    row_fields: what the rows of this run have beside ROW_FIELDS.
 
     Raises FieldError, with stage, field and producer, when a stage reads a field of which the catalogue does not name it as a
     consumer, writes one that another stage should write, or reads what no stage before it has written.
     """
-    written = set(ROW_FIELDS)
+    written = {*ROW_FIELDS, *row_fields}
     seen: set[str] = set()
     for stage in stages:
         if stage.name in seen:

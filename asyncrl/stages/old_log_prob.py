@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from tensordict import TensorDict
 
-from asyncrl.ports import StepContext
+from asyncrl.ports import Policy, StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.ragged import values_of
 from asyncrl.stages.stage import Stage, StageOutput
@@ -21,18 +21,21 @@ FORWARD_READS = frozenset({"prompts", "responses", "input_ids", "position_ids", 
 
 LogProbs = Callable[[TensorDict], tuple[torch.Tensor, torch.Tensor]]
 """Columns -> (log-probs, entropy), both ragged float32 on the response axis."""
+Squares = Callable[[TensorDict], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""The same, and the sum of squared probabilities over the vocabulary at each token."""
 
 
-def recompute_stage(log_probs: LogProbs) -> Stage:
-    """A forward pass of the actor before its first update; the entropy comes with it."""
+def recompute_stage(log_probs: "LogProbs | Squares", *, with_squares: bool = False) -> Stage:
+    """A forward pass of the actor before its first update; the entropy comes with it, and `with_squares` sum_pi_squared."""
+    names = ("old_log_probs", "entropy", *(["sum_pi_squared"] if with_squares else []))
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
-        old, entropy = log_probs(columns)
-        mask = values_of(columns["response_mask"])
-        mean_entropy = values_of(entropy)[mask].mean() if mask.any() else values_of(entropy).new_zeros(())
-        return StageOutput(columns={"old_log_probs": old, "entropy": entropy}, metrics={"actor/entropy": float(mean_entropy)})
+        written = dict(zip(names, log_probs(columns), strict=True))
+        mask, entropy = values_of(columns["response_mask"]), values_of(written["entropy"])
+        mean_entropy = entropy[mask].mean() if mask.any() else entropy.new_zeros(())
+        return StageOutput(columns=written, metrics={"actor/entropy": float(mean_entropy)})
 
-    return Stage(name="old_log_prob", reads=FORWARD_READS, writes=frozenset({"old_log_probs", "entropy"}), compute=compute)
+    return Stage(name="old_log_prob", reads=FORWARD_READS, writes=frozenset(names), compute=compute)
 
 
 def bypass_stage() -> Stage:
@@ -44,8 +47,12 @@ def bypass_stage() -> Stage:
     return Stage(name="old_log_prob", reads=frozenset({"rollout_log_probs"}), writes=frozenset({"old_log_probs"}), compute=compute)
 
 
-def old_log_prob_stages(kind: Literal["elide", "recompute", "bypass"], log_probs: LogProbs) -> tuple[Stage, ...]:
+def old_log_prob_stages(
+    kind: Literal["elide", "recompute", "bypass"], policy: Policy, *, with_squares: bool = False
+) -> tuple[Stage, ...]:
     """No stage, or one."""
     if kind == "elide":
         return ()
-    return (recompute_stage(log_probs),) if kind == "recompute" else (bypass_stage(),)
+    if kind == "bypass":
+        return (bypass_stage(),)
+    return (recompute_stage(policy.log_probs_and_squares if with_squares else policy.log_probs, with_squares=with_squares),)

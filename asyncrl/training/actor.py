@@ -1,4 +1,4 @@
-"""The actor: the policy that is trained, and its PPO-clipped update; and the frozen reference.
+"""The actor: the policy that is trained, and its update by the chosen loss; and the frozen reference.
 
 ... -> advantages -> [actor update] -> publish
 
@@ -12,21 +12,27 @@ Where we differ from verl 0.9.1: means of metrics weigh every policy token of a 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Self
 
 import torch
 from tensordict import TensorDict
 
 from asyncrl.algorithms.kl import kl_penalty
-from asyncrl.algorithms.losses import ppo_clip_loss
+from asyncrl.algorithms.losses.inputs import LossInputs
+from asyncrl.chosen import chosen_correction, chosen_loss
 from asyncrl.config import TrainRun
+from asyncrl.errors import ConfigError
 from asyncrl.ports import Topology
-from asyncrl.protocol.mini_batches import mini_batches
+from asyncrl.protocol.mini_batches import mini_batches, numbered
 from asyncrl.protocol.ragged import rows_of
 from asyncrl.training.learner import Learner, LearnerState, Snapshot
 from asyncrl.training.mesh import open_mesh, topology_of
 from asyncrl.training.mini_batch import Tally, means, mini_batch_weights
 from asyncrl.training.model import build_policy
-from asyncrl.training.scoring import Rows, score_responses
+from asyncrl.training.preparation import ActorRows, Prepared, prepare
+from asyncrl.training.scoring import Rows, score_responses, score_tokens
 
 
 class Actor:
@@ -42,6 +48,12 @@ class Actor:
         self._temperature = run.rollout.temperature
         self._groups_a_mini_batch = run.mini_batch_groups
         mesh = open_mesh()
+        self._scale = run.actor.loss_scale_factor or float(run.data.max_response_length)
+        self._loss = chosen_loss(run)
+        corrects_here = run.old_log_probs == "bypass" and run.algorithm.rollout_correction.is_on
+        self._correction = chosen_correction(run.algorithm) if corrects_here else None
+        if mesh.size() > 1 and (self._loss.spec.select or self._correction):
+            raise ConfigError("tokens of a mini-batch are picked and normalised on one rank only: use another loss, or one rank")
         self._learner = Learner(build_policy(run.model, mesh), mesh, run.actor.optim, total_updates=total)
 
     @property
@@ -60,6 +72,12 @@ class Actor:
             self._learner.module, columns, max_tokens=self._config.ppo_max_token_len_per_gpu, temperature=self._temperature
         )
 
+    def log_probs_and_squares(self, columns: TensorDict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `log_probs`, and the sum over the vocabulary of squared probabilities at each token. Changes nothing."""
+        forward = partial(self._learner.module, temperature=self._temperature, with_squares=True)
+        log_probs, entropy, squares = score_tokens(forward, columns, max_tokens=self._config.ppo_max_token_len_per_gpu, count=3)
+        return log_probs, entropy, squares
+
     @property
     def topology(self) -> Topology:
         """How the actor's processes are cut."""
@@ -70,70 +88,84 @@ class Actor:
         """Ranks that share a batch: the data-parallel size of the mesh."""
         return self._learner.mesh.size()
 
-    def update(self, columns: TensorDict, group_ids: Sequence[str | None]) -> dict[str, float]:
+    def update(
+        self,
+        columns: TensorDict,
+        group_ids: Sequence[str | None],
+        session_ids: Sequence[str | None] | None = None,
+        *,
+        seed: int = 0,
+    ) -> dict[str, float]:
         """One pass of `ppo_epochs` over the batch, an optimizer step for each mini-batch of groups, in order of first appearance.
 
         columns: input_ids, position_ids, response_mask, advantages; old_log_probs (absent: the detached new ones); ref_log_prob
-        when the KL loss is on; rollout_log_probs for the metrics, when there. group_ids: the uid of each row, None for padding.
+        when the KL loss is on; loss_weights and rollout_is_weights of the correction, when there; rollout_log_probs for the
+        metrics, when there. group_ids: the uid of each row, None for padding. session_ids: the session of each row, which is one
+        sequence in the loss; None: every row is one. seed: of what a loss picks at random.
         Returns metrics under verl's names, means over the mini-batches.
         Raises NonFiniteGradientError after too many skipped updates in a row.
         """
-        batch = _Batch(columns, group_ids)
+        batch = _Batch.of(columns, group_ids, session_ids or [str(row) for row in range(len(group_ids))])
         reports: list[dict[str, float]] = []
         for _ in range(self._config.ppo_epochs):
             for chosen in mini_batches(group_ids, self._groups_a_mini_batch):
-                compare = batch.rollout if not reports else None
-                reports.append(self._update_mini_batch(batch, chosen, compare))
+                reports.append(self._update_mini_batch(batch, chosen, is_first=not reports, seed=seed + len(reports)))
         return {**means(reports), "actor/skipped_updates": float(self._learner.skipped_updates)}
 
-    def _update_mini_batch(self, batch: "_Batch", chosen: Sequence[int], rollout: list[torch.Tensor] | None) -> dict[str, float]:
-        weights = mini_batch_weights(batch.rows.mask, chosen, self._config.loss_agg_mode, self._learner.mesh)
-        tally = Tally()
-        for rows in batch.rows.micro_batches(chosen, self._config.ppo_max_token_len_per_gpu):
-            self._accumulate(batch, rows, weights, tally, rollout)
-        report = self._learner.step(lambda: tally.suspects(batch.group_ids, chosen))
-        return {**tally.metrics(), "actor/grad_norm": report.grad_norm, "actor/lr": report.lr}
-
-    def _accumulate(
-        self,
-        batch: "_Batch",
-        rows: Sequence[int],
-        weights: list[torch.Tensor],
-        tally: Tally,
-        rollout: list[torch.Tensor] | None,
-    ) -> None:
-        """Forward and backward of one micro-batch."""
-        config = self._config
-        pick = batch.rows.on_policy_tokens
-        tokens = batch.rows.token_batch(rows)
-        log_prob, entropy = self._learner.module(tokens, self._temperature, config.entropy_coeff > 0)
-        old = pick(batch.old, rows) if batch.old else log_prob.detach()
-        weight = pick(weights, rows)
-        policy_loss = ppo_clip_loss(
-            log_prob,
-            old,
-            pick(batch.advantages, rows),
-            clip_ratio_low=config.clip_ratio_low,
-            clip_ratio_high=config.clip_ratio_high,
+    def _update_mini_batch(self, batch: "_Batch", chosen: Sequence[int], *, is_first: bool, seed: int) -> dict[str, float]:
+        score = partial(self._log_probs_now, batch.rows)
+        prepared = prepare(batch.values, chosen, self._loss, self._correction, score, seed=seed)
+        weights = mini_batch_weights(
+            prepared.kept,
+            chosen,
+            self._loss.spec.aggregation or self._config.loss_agg_mode,
+            self._learner.mesh,
+            sequences_B=batch.values.sessions_B,
+            scale=self._scale,
         )
-        terms = {"actor/pg_loss": policy_loss.loss}
-        loss = policy_loss.loss
+        micro = _MicroBatches(batch=batch, prepared=prepared, weights=weights, tally=Tally(), compares=is_first)
+        together = batch.values.sessions_B.tolist() if self._loss.spec.is_sequence_level else ()
+        for rows in batch.rows.micro_batches(chosen, self._config.ppo_max_token_len_per_gpu, together=together):
+            self._accumulate(micro, rows)
+        report = self._learner.step(lambda: micro.tally.suspects(batch.group_ids, chosen))
+        numbers = {**prepared.metrics, **micro.tally.metrics(), **micro.drift_metrics()}
+        return {**numbers, "actor/grad_norm": report.grad_norm, "actor/lr": report.lr}
+
+    def _log_probs_now(self, rows: Rows, chosen: Sequence[int]) -> list[torch.Tensor]:
+        """Float32 [R] a row of the batch: log-probs of the policy as it is, for `chosen`; 0 elsewhere."""
+        found = [torch.zeros(len(mask)) for mask in rows.mask]
+        with torch.no_grad():
+            for places in rows.micro_batches(chosen, self._config.ppo_max_token_len_per_gpu):
+                log_prob, _ = self._learner.module(rows.token_batch(places), self._temperature)
+                for row, values in zip(places, rows.split(log_prob.float(), places), strict=True):
+                    found[row][rows.mask[row]] = values
+        return found
+
+    def _accumulate(self, micro: "_MicroBatches", rows: Sequence[int]) -> None:
+        """Forward and backward of one micro-batch. Rejected tokens have weight 0, and are not shown to the policy loss."""
+        config, values, tally, pick = self._config, micro.batch.values, micro.tally, micro.batch.rows.on_policy_tokens
+        log_prob, entropy = self._learner.module(micro.batch.rows.token_batch(rows), self._temperature, config.entropy_coeff > 0)
+        weight = pick(micro.weights, rows)
+        kept = pick(micro.prepared.kept, rows)
+        inputs = micro.loss_inputs(rows, log_prob, kept)
+        policy_loss = self._loss.spec.policy_loss(inputs, self._loss.options)
+        pg_loss = torch.zeros_like(log_prob).masked_scatter(kept, policy_loss.loss_n) if not kept.all() else policy_loss.loss_n
+        terms = {"actor/pg_loss": pg_loss}
+        loss = pg_loss
         if config.entropy_coeff:
             loss = loss - config.entropy_coeff * entropy
         if config.use_kl_loss:
-            terms["actor/kl_loss"] = kl_penalty(log_prob, pick(batch.reference, rows), config.kl_loss_type)
+            terms["actor/kl_loss"] = kl_penalty(log_prob, pick(values.reference, rows), config.kl_loss_type)
             loss = loss + config.kl_loss_coef * terms["actor/kl_loss"]
         terms |= {"actor/entropy_loss": entropy, "actor/loss": loss}
         self._learner.backward((loss * weight).sum())
-        for name, values in terms.items():
-            tally.add_sum(name, (values.detach() * weight).sum())
+        for name, numbers in terms.items():
+            tally.add_sum(name, (numbers.detach() * weight).sum())
         tally.add_mean("actor/entropy", entropy.detach())
-        tally.add_mean("actor/ppo_kl", -policy_loss.log_ratio)
-        tally.add_mean("actor/pg_clipfrac", policy_loss.is_clipped.float())
-        tally.add_mean("actor/pg_clipfrac_lower", policy_loss.is_clipped_lower.float())
-        if rollout:
-            tally.add_drift((log_prob.detach().exp() - pick(rollout, rows).exp()).abs())
-        tally.note_broken(loss.detach(), batch.rows.mask, rows)
+        for name, facts in policy_loss.facts.items():
+            tally.add_mean(f"actor/{name}", facts)
+        micro.compare(rows, log_prob.detach())
+        tally.note_broken(loss.detach(), values.mask, rows)
 
     def snapshot(self, version: int) -> Snapshot:
         """Copies of all weights by Hugging Face name, for `engine.publish`."""
@@ -162,14 +194,75 @@ class Reference:
         return score_responses(self._policy, columns, max_tokens=self._max_tokens, temperature=self._temperature)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """The columns of a batch as one tensor a row; an absent column is an empty list."""
+    """A batch, a tensor a row."""
 
-    def __init__(self, columns: TensorDict, group_ids: Sequence[str | None]) -> None:
+    group_ids: Sequence[str | None]
+    rows: Rows
+    values: ActorRows
+
+    @classmethod
+    def of(cls, columns: TensorDict, group_ids: Sequence[str | None], session_ids: Sequence[str | None]) -> Self:
         names = set(columns.keys())
-        self.group_ids = group_ids
-        self.rows = Rows.of(columns)
-        self.advantages = rows_of(columns["advantages"])
-        self.old = rows_of(columns["old_log_probs"]) if "old_log_probs" in names else []
-        self.reference = rows_of(columns["ref_log_prob"]) if "ref_log_prob" in names else []
-        self.rollout = rows_of(columns["rollout_log_probs"]) if "rollout_log_probs" in names else []
+        rows = Rows.of(columns)
+
+        def column(name: str) -> list[torch.Tensor]:
+            return rows_of(columns[name]) if name in names else []
+
+        values = ActorRows(
+            mask=rows.mask,
+            advantages=column("advantages"),
+            sessions_B=numbered(session_ids),
+            old=column("old_log_probs"),
+            reference=column("ref_log_prob"),
+            rollout=column("rollout_log_probs"),
+            loss_weights=column("loss_weights"),
+            is_weights=column("rollout_is_weights"),
+        )
+        return cls(group_ids=group_ids, rows=rows, values=values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MicroBatches:
+    """What the micro-batches of one mini-batch share, and add to. compares: note how far the policy is from the engine."""
+
+    batch: _Batch
+    prepared: Prepared
+    weights: list[torch.Tensor]
+    tally: Tally
+    compares: bool
+    _gaps: list[torch.Tensor] = field(default_factory=list)
+
+    def loss_inputs(self, rows: Sequence[int], log_prob: torch.Tensor, kept: torch.Tensor) -> LossInputs:
+        """The tokens of the micro-batch that count. log_prob, kept: [n] at the policy tokens of `rows`."""
+        values, pick = self.batch.values, self.batch.rows.on_policy_tokens
+        counts = torch.tensor([int(values.mask[row].sum()) for row in rows])
+
+        def chosen(column: list[torch.Tensor]) -> torch.Tensor:
+            return pick(column, rows)[kept]
+
+        log_prob = log_prob[kept]
+        return LossInputs(
+            log_prob_n=log_prob,
+            old_log_prob_n=chosen(values.old) if values.old else log_prob.detach(),
+            advantages_n=chosen(values.advantages),
+            rows_n=values.sessions_B[list(rows)].repeat_interleave(counts)[kept],
+            is_weights_n=chosen(self.prepared.is_weights) if self.prepared.is_weights else None,
+            selected_n=chosen(self.prepared.selected) if self.prepared.selected else None,
+        )
+
+    def compare(self, rows: Sequence[int], log_prob: torch.Tensor) -> None:
+        """Note the gap between the policy, not yet updated, and the engine that sampled."""
+        rollout = self.batch.values.rollout
+        if self.compares and rollout:
+            engine = self.batch.rows.on_policy_tokens(rollout, rows)
+            self._gaps.append(log_prob.double() - engine.double())
+            self.tally.add_drift((log_prob.exp() - engine.exp()).abs())
+
+    def drift_metrics(self) -> dict[str, float]:
+        """Mismatch KL between engine and trainer, nats a token, k1 and k3: where no correction stage has told it."""
+        if not self._gaps or self.batch.values.old:
+            return {}
+        gap = torch.cat(self._gaps)
+        return {"rollout_corr/kl": float(-gap.mean()), "rollout_corr/k3_kl": float((gap.exp() - 1 - gap).mean())}

@@ -35,14 +35,16 @@ class Rows:
                 raise FieldError(f"row {number} has a response_mask of {len(mask)} entries but {len(ids)} input_ids")
         return rows
 
-    def micro_batches(self, chosen: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """The chosen rows packed under the token budget, as row numbers of the batch.
+    def micro_batches(self, chosen: Sequence[int], max_tokens: int, *, together: Sequence[int] = ()) -> list[list[int]]:
+        """The chosen rows packed under the token budget, as row numbers of the batch. together: a number for each row of the batch;
+        rows of one number are not parted.
 
         Rows without a policy token (padding rows, responses of observations alone) are left out: they have no logit, so they would
         cost a forward pass and move the rounding of the rows beside them.
         """
         scored = [row for row in chosen if self.mask[row].any()]
-        packed = pack_micro_batches([len(self.input_ids[row]) for row in scored], max_tokens)
+        units = [together[row] for row in scored] if together else ()
+        packed = pack_micro_batches([len(self.input_ids[row]) for row in scored], max_tokens, together=units)
         return [[scored[place] for place in places] for places in packed]
 
     def token_batch(self, chosen: Sequence[int]) -> TokenBatch:
@@ -51,6 +53,10 @@ class Rows:
             [self.mask[row] for row in chosen],
             [self.position_ids[row] for row in chosen],
         )
+
+    def split(self, values_n: torch.Tensor, chosen: Sequence[int]) -> list[torch.Tensor]:
+        """Values at the policy tokens of the chosen rows, a tensor a row again."""
+        return list(torch.split(values_n, [int(self.mask[row].sum()) for row in chosen]))
 
     def on_policy_tokens(self, column: Sequence[torch.Tensor], chosen: Sequence[int]) -> torch.Tensor:
         """Values of a response column at the policy tokens of the chosen rows, in the order of `token_batch(chosen).labels_n`."""

@@ -52,7 +52,14 @@ class SimPolicy:
         mask = columns["response_mask"]
         return columns["rollout_log_probs"] if "rollout_log_probs" in columns else mask.float() * -0.5, mask.float()
 
-    def update(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> dict[str, float]:
+    def log_probs_and_squares(self, columns: "TensorDict") -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+        """A sum of squares of 0.5 where the policy spoke: an even choice between two tokens."""
+        log_probs, entropy = self.log_probs(columns)
+        return log_probs, entropy, entropy * 0.5
+
+    def update(
+        self, columns: "TensorDict", group_ids: Sequence[str | None], session_ids: Sequence[str | None], *, seed: int
+    ) -> dict[str, float]:
         self._seams.updated(columns, group_ids)
         seconds = self._config.update_call_s + self._config.update_token_s * self._num_tokens(columns)
         self._spend("update", seconds * self._num_passes)

@@ -1,0 +1,132 @@
+"""The advantage estimator and the policy loss of a run: by name or as `module:function` of the user, bound to their options.
+
+config -> [chosen] -> stages.advantage, training.actor
+
+The options of a function are its keyword-only parameters. One that is a key of the section has that key's value; any other has its
+entry in the section's table of further options, or its default. So a key that the function does not name has no effect, and is
+refused: for built-in ones when the configuration is read (`config/algorithms.py`), for the user's own here.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from asyncrl.algorithms.advantages.inputs import AdvantageInputs, Advantages
+from asyncrl.algorithms.advantages.registry import ESTIMATORS, Estimator
+from asyncrl.algorithms.correction import CorrectionOptions
+from asyncrl.algorithms.losses.inputs import LossInputs
+from asyncrl.algorithms.losses.registry import POLICY_LOSSES, LossSpec
+from asyncrl.config import ActorConfig, AlgorithmConfig, Section, TrainRun
+from asyncrl.config.algorithms import ESTIMATOR_KEYS, LOSS_KEYS
+from asyncrl.errors import ConfigError
+from asyncrl.ports import Json
+from asyncrl.user_code import UserCodeError, import_from_here
+from asyncrl.wording import message_of, nearest
+
+Options = Mapping[str, Json]
+Kind = TypeVar("Kind", Estimator, LossSpec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenEstimator:
+    """An estimator with its options."""
+
+    estimator: Estimator
+    options: Options
+
+    def __call__(self, inputs: AdvantageInputs) -> Advantages:
+        return self.estimator.function(inputs, **self.options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenLoss:
+    """A policy loss with its options."""
+
+    spec: LossSpec
+    options: Options
+
+
+def chosen_estimator(config: AlgorithmConfig) -> ChosenEstimator:
+    """Raises ConfigError, one line, for a function that cannot be had or an option that is not its own."""
+    key = "algorithm.adv_estimator"
+    found = _found(key, config.adv_estimator, ESTIMATORS, Estimator)
+    options = _bound(key, config.adv_estimator, found.options, config, ESTIMATOR_KEYS, config.adv_options, "adv_options")
+    return ChosenEstimator(estimator=found, options=options)
+
+
+def chosen_loss(run: TrainRun) -> ChosenLoss:
+    """Raises ConfigError as `chosen_estimator`, and for a value that the loss refuses."""
+    if run.reinforces:
+        return ChosenLoss(spec=POLICY_LOSSES["reinforce"], options={})
+    config: ActorConfig = run.actor
+    found = _found("actor.loss_mode", config.loss_mode, POLICY_LOSSES, LossSpec)
+    options = _bound("actor.loss_mode", config.loss_mode, found.options, config, LOSS_KEYS, config.loss_options, "loss_options")
+    _try(found, options, config.loss_mode)
+    return ChosenLoss(spec=found, options=options)
+
+
+def chosen_correction(config: AlgorithmConfig) -> CorrectionOptions:
+    """The off-policy correction. Raises ConfigError for what the options refuse."""
+    section = config.rollout_correction
+    thresholds = ",".join(map(str, section.rollout_rs_threshold))
+    try:
+        return CorrectionOptions(
+            rollout_is=None if section.rollout_is == "none" else section.rollout_is,
+            rollout_is_threshold=section.rollout_is_threshold,
+            rollout_is_batch_normalize=section.rollout_is_batch_normalize,
+            rollout_rs=",".join(section.rollout_rs) or None,
+            rollout_rs_threshold=thresholds or None,
+        )
+    except ValueError as error:
+        raise ConfigError(f"algorithm.rollout_correction: {error}") from error
+
+
+def _found(key: str, name: str, known: Mapping[str, Kind], kind: type[Kind]) -> Kind:
+    if name in known:
+        return known[name]
+    module, _, attribute = name.partition(":")
+    try:
+        thing = getattr(import_from_here(module), attribute, None)
+    except UserCodeError as error:
+        raise ConfigError(f"{key} = {name!r}: {error}") from error
+    if isinstance(thing, kind):
+        return thing
+    if not callable(thing):
+        raise ConfigError(f"{key} = {name!r}: {module} has no function {attribute!r}")
+    return kind(function=thing)
+
+
+def _bound(
+    key: str, name: str, own: Collection[str], config: Section, keys: frozenset[str], table: Options, table_name: str
+) -> dict[str, Json]:
+    """Values of the function's options. own: their names; keys: those of the section that some function reads."""
+    section = key.partition(".")[0]
+    for idle in sorted((config.model_fields_set & keys) - set(own)):
+        raise ConfigError(f"{section}.{idle} has no effect because {name!r} does not read it; remove it")
+    for option in table:
+        if option not in own:
+            hint = nearest(option, own)
+            raise ConfigError(
+                f"{section}.{table_name}.{option} is no option of {name!r}; its own: {', '.join(own) or 'none'}{hint}"
+            )
+    from_section = {option: getattr(config, option) for option in own if option in keys}
+    return {**from_section, **{option: value for option, value in table.items() if option in own}}
+
+
+def _try(spec: LossSpec, options: Options, name: str) -> None:
+    """One token, so that a value which the loss refuses is told before the run and not in its first step."""
+    one = torch.zeros(1)
+    selected = None if spec.select is None else torch.zeros(1, dtype=torch.bool)
+    inputs = LossInputs(
+        log_prob_n=one.clone().requires_grad_(),
+        old_log_prob_n=one,
+        advantages_n=one,
+        rows_n=torch.zeros(1, dtype=torch.int64),
+        selected_n=selected,
+    )
+    try:
+        spec.policy_loss(inputs, options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"actor.loss_mode = {name!r} with {dict(options)}: {message_of(error)}") from error
