@@ -111,7 +111,7 @@ STAGES = [
     recompute_stage(lambda columns: (columns["entropy"], columns["entropy"])),
     ref_log_prob_stage(lambda columns: (columns["entropy"], columns["entropy"])),
     update_actor_stage(lambda columns, uids: {}, has_old_log_probs=True, has_reference=True),
-    update_critic_stage(lambda columns, uids, sessions: {}, has_loss_weights=True),
+    update_critic_stage(lambda columns, uids: {}, has_loss_weights=True),
     values_stage(lambda columns: columns["values"]),
 ]
 

@@ -69,7 +69,13 @@ SWITCHES: tuple[Switch[TrainRun], ...] = (
         "agent.tools agent.tool_format agent.parallel_tool_calls agent.max_turns agent.max_tool_calls agent.max_parse_errors"
         " agent.tool_timeout_s agent.max_concurrent_tools agent.max_abandoned_tools",
     ),
-    Switch('algorithm.adv_estimator is not "gae"', lambda run: not run.has_critic, "critic trainer.critic_warmup"),
+    Switch(
+        'algorithm.adv_estimator is not "gae"',
+        lambda run: not run.has_critic,
+        "critic.model_path critic.cliprange_value critic.ppo_max_token_len_per_gpu critic.optim.lr critic.optim.betas"
+        " critic.optim.weight_decay critic.optim.lr_warmup_steps critic.optim.lr_scheduler_type critic.optim.min_lr_ratio"
+        " critic.optim.clip_grad critic.optim.max_nonfinite_in_a_row trainer.critic_warmup",
+    ),
     Switch(
         'critic.optim.lr_scheduler_type is "constant"',
         lambda run: run.critic.optim.lr_scheduler_type == "constant",

@@ -343,14 +343,12 @@ class ActorConfig(Section):
 
 
 class CriticConfig(Section):
-    """The value model of `algorithm.adv_estimator = "gae"`. Its mini-batches and passes are the actor's."""
+    """The value model of `algorithm.adv_estimator = "gae"`. Its mini-batches and passes are the actor's, its loss is a mean."""
 
     model_path: str = ""
     """Model directory from which the critic starts, of the policy's vocabulary; its head is not used. Empty: `model.path`."""
     cliprange_value: Annotated[float, Field(gt=0)] = 0.5
     """A prediction that has moved further than this from the old one, towards the return, is not pushed on."""
-    loss_agg_mode: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
-    """How token losses become one number."""
     ppo_max_token_len_per_gpu: Positive = 16384
     """Tokens (padding included) of a micro-batch at most; a longer row goes alone."""
     optim: OptimConfig = OptimConfig(lr=1e-5)

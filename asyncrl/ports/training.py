@@ -65,8 +65,8 @@ class ValueFunction(Protocol):
         """The return to be expected at each token, ragged float32 on the response axis, 0 outside the mask."""
         ...
 
-    def update(self, columns: "TensorDict", group_ids: Sequence[str | None], session_ids: Sequence[str | None]) -> dict[str, float]:
-        """One pass over the batch; metrics. group_ids, session_ids: the uid and the session of each row, None for padding."""
+    def update(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> dict[str, float]:
+        """One pass over the batch; metrics. group_ids: the uid of each row, None for padding."""
         ...
 
 

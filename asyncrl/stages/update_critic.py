@@ -11,8 +11,8 @@ from asyncrl.protocol.ragged import values_of
 from asyncrl.stages.old_log_prob import FORWARD_READS
 from asyncrl.stages.stage import Stage, StageOutput
 
-UpdateCritic = Callable[[TensorDict, Sequence[str | None], Sequence[str | None]], dict[str, float]]
-"""(columns, uid of each row, session of each row; both None for padding) -> metrics."""
+UpdateCritic = Callable[[TensorDict, Sequence[str | None]], dict[str, float]]
+"""(columns, uid of each row, None for padding) -> metrics."""
 
 
 def update_critic_stage(update: UpdateCritic, *, has_loss_weights: bool = False) -> Stage:
@@ -23,7 +23,7 @@ def update_critic_stage(update: UpdateCritic, *, has_loss_weights: bool = False)
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
         explained = _explained(columns)  # before the update: of the values that the advantages were computed with
-        return StageOutput(metrics={**update(columns, batch.groups, batch.sessions), **explained})
+        return StageOutput(metrics={**update(columns, batch.groups), **explained})
 
     return Stage(name="update_critic", reads=reads, writes=frozenset(), compute=compute)
 

@@ -9,7 +9,8 @@ Invariants:
 
 Where we differ from verl 0.9.1:
 1. Means of metrics weigh every policy token of a mini-batch the same, not every micro-batch.
-2. Mini-batches and passes are the actor's; there are no keys for others.
+2. Mini-batches and passes are the actor's; there are no keys for others. The loss is the mean over the tokens of the mini-batch
+   whatever `actor.loss_agg_mode` is: a prediction is as wrong in a long answer as in a short one.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from tensordict import TensorDict
 from asyncrl.algorithms.values import value_loss
 from asyncrl.config import TrainRun
 from asyncrl.errors import ModelError
-from asyncrl.protocol.mini_batches import mini_batches, numbered
+from asyncrl.protocol.mini_batches import mini_batches
 from asyncrl.protocol.ragged import rows_of, values_of
 from asyncrl.training.learner import Learner, LearnerState
 from asyncrl.training.mesh import open_mesh
@@ -78,17 +79,14 @@ class Critic:
                 "the critic must start from a model with the policy's tokenizer"
             )
 
-    def update(
-        self, columns: TensorDict, group_ids: Sequence[str | None], session_ids: Sequence[str | None] | None = None
-    ) -> dict[str, float]:
+    def update(self, columns: TensorDict, group_ids: Sequence[str | None]) -> dict[str, float]:
         """One pass of `actor.ppo_epochs` over the batch, an optimizer step for each mini-batch of groups, as the actor's.
 
         columns: input_ids, position_ids, response_mask, values, returns; loss_weights, when there. group_ids: the uid of each row,
-        None for padding. session_ids: the session of each row, which is one sequence in the loss; None: every row is one.
-        Returns metrics under verl's names, means over the mini-batches.
+        None for padding. Returns metrics under verl's names, means over the mini-batches.
         Raises NonFiniteGradientError after too many skipped updates in a row.
         """
-        batch = _Batch(columns, group_ids, session_ids)
+        batch = _Batch(columns, group_ids)
         reports = [
             self._update_mini_batch(batch, chosen)
             for _ in range(self._num_passes)
@@ -97,10 +95,7 @@ class Critic:
         return {**means(reports), "critic/skipped_updates": float(self._learner.skipped_updates)}
 
     def _update_mini_batch(self, batch: "_Batch", chosen: Sequence[int]) -> dict[str, float]:
-        masks, mode = batch.rows.mask, self._config.loss_agg_mode
-        weights = mini_batch_weights(
-            masks, chosen, mode, self._learner.mesh, loss_weights=batch.loss_weights, sequences_B=batch.sessions_B
-        )
+        weights = mini_batch_weights(batch.rows.mask, chosen, "token-mean", self._learner.mesh, loss_weights=batch.loss_weights)
         tally = Tally()
         for rows in batch.rows.micro_batches(chosen, self._config.ppo_max_token_len_per_gpu):
             self._accumulate(batch, rows, weights, tally)
@@ -133,9 +128,8 @@ class Critic:
 class _Batch:
     """The columns of a batch as one tensor a row; an absent column is an empty list."""
 
-    def __init__(self, columns: TensorDict, group_ids: Sequence[str | None], session_ids: Sequence[str | None] | None) -> None:
+    def __init__(self, columns: TensorDict, group_ids: Sequence[str | None]) -> None:
         self.group_ids = group_ids
-        self.sessions_B = None if session_ids is None else numbered(session_ids)
         self.rows = Rows.of(columns)
         self.values = rows_of(columns["values"])
         self.returns = rows_of(columns["returns"])
