@@ -24,16 +24,24 @@ def to_result(value: Json, function: str) -> RewardResult:
 
 
 def _finite(value: Json, function: str, verb: str) -> float:
+    number = finite_number(value)
+    if number is None:
+        raise RewardError(
+            f"reward function {function!r} {verb} {shown(value)}; it must be a finite number, alone or as 'score' of a dict"
+        )
+    return number
+
+
+def finite_number(value: Json) -> float | None:
+    """The number, or None for what is none: a bool, NaN, infinity and an integer beyond a float's range are none."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             number = float(value)
         except OverflowError:
-            number = math.inf
+            return None
         if math.isfinite(number):
             return number
-    raise RewardError(
-        f"reward function {function!r} {verb} {shown(value)}; it must be a finite number, alone or as 'score' of a dict"
-    )
+    return None
 
 
 def describe_error(error: BaseException) -> str:

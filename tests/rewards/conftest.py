@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -34,12 +35,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 @pytest.fixture
 def opened(tmp_path: Path) -> OpenScorer:
-    """opened(function, **reward keys): a scorer whose workers' output goes to worker.log."""
+    """opened(function, rules=..., **reward keys): a scorer whose workers' output goes to worker.log."""
 
     @asynccontextmanager
-    async def opened(function: str, *, timeout_s: float = 20.0, num_workers: int = 1) -> AsyncIterator[Scorer]:
-        config = RewardConfig(function=function, timeout_s=timeout_s, num_workers=num_workers)
-        async with RealWorld() as world, open_scorer(config, world=world, log=tmp_path / "worker.log") as scorer:
+    async def opened(function: str = "exact_match", *, rules: dict[str, Any] = {}, **keys: Any) -> AsyncIterator[Scorer]:  # noqa: B006
+        config = RewardConfig(function=function, **{"timeout_s": 20.0, **keys})
+        async with RealWorld() as world, open_scorer(config, world=world, log=tmp_path / "worker.log", **rules) as scorer:
             yield scorer
 
     return opened
@@ -49,8 +50,14 @@ def opened(tmp_path: Path) -> OpenScorer:
 def ask() -> Callable[..., RewardRequest]:
     """ask(solution, truth): a request."""
 
-    def ask(solution_str: str = "", ground_truth: object = "", **extra_info: object) -> RewardRequest:
-        return RewardRequest(data_source="test", solution_str=solution_str, ground_truth=ground_truth, extra_info=extra_info)
+    def ask(solution_str: str = "", ground_truth: object = "", *, response_len: int = 1, **extra_info: object) -> RewardRequest:
+        return RewardRequest(
+            data_source="test",
+            solution_str=solution_str,
+            ground_truth=ground_truth,
+            extra_info=extra_info,
+            response_len=response_len,
+        )
 
     return ask
 

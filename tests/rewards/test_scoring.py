@@ -197,7 +197,7 @@ RUN_THAT_IS_KILLED = """if True:
 
     async def main():
         async with RealWorld() as world, open_scorer(RewardConfig(function="my_rewards:score"), world=world) as scorer:
-            await scorer.score(RewardRequest(data_source="", solution_str="", ground_truth=None, extra_info={}))
+            await scorer.score(RewardRequest(data_source="", solution_str="", ground_truth=None, extra_info={}, response_len=1))
 
     asyncio.run(main())
 """
