@@ -71,7 +71,14 @@ async def open_rollout(
 ) -> AsyncIterator[Rollout]:
     """The engine started, the scorer, the chat template and the tools. loaded: from `read_model`; None: it is called."""
     parts = loaded or await read_model(run, world)
-    async with open_scorer(run.reward, world=world, log=folder.reward_log if folder else None) as scorer, parts.engine:
+    scoring = open_scorer(
+        run.reward,
+        world=world,
+        log=folder.reward_log if folder else None,
+        max_response_length=run.data.max_response_length,
+        components=run.algorithm.gdpo_reward_keys,
+    )
+    async with scoring as scorer, parts.engine:
         yield Rollout(engine=parts.engine, scorer=scorer, template=parts.template, tools=parts.tools)
 
 

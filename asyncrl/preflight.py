@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.agents.registry import check_agent_name
-from asyncrl.config import RewardConfig, SFTRun, TrainRun, load_run, to_toml
+from asyncrl.config import SFTRun, TrainRun, load_run, to_toml
 from asyncrl.dataset import RLHFDataset, read_table
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.model_files import check_context, check_model_files, check_weights
@@ -104,7 +104,7 @@ def _check_parts(run: TrainRun) -> None:
     check_context(run.model, run.max_model_len)
     check_agent_name(run.agent.name)
     load_tools(run.agent.tools)
-    asyncio.run(_check_reward(run.reward))
+    asyncio.run(_check_reward(run))
 
 
 def _check_critic(run: TrainRun) -> None:
@@ -114,9 +114,10 @@ def _check_critic(run: TrainRun) -> None:
         check_context(run.critic_model, run.max_model_len, key="critic.model_path")
 
 
-async def _check_reward(config: RewardConfig) -> None:
+async def _check_reward(run: TrainRun) -> None:
+    length, components = run.data.max_response_length, run.algorithm.gdpo_reward_keys
     async with RealWorld() as world:
-        await check_function(config, world=world)
+        await check_function(run.reward, world=world, max_response_length=length, components=components)
 
 
 def total_steps(run: TrainRun, num_rows: int) -> int:
