@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.agents.session import SessionParts, session_parts
 from asyncrl.agents.tool_runner import ToolRunner
-from asyncrl.chosen import chosen_correction, chosen_estimator
+from asyncrl.chosen import chosen_correction
 from asyncrl.config import TrainRun
 from asyncrl.evaluation import eval_prompts, evaluate, modes_of
 from asyncrl.feed import Feed
@@ -149,12 +149,14 @@ def stages_of(
     coefficient of the KL in the reward, where it is taken off. Raises ConfigError as `asyncrl.chosen` does.
     """
     options = chosen_correction(run.algorithm)
-    old = old_log_prob_stages(run.old_log_probs, policy, with_squares=run.needs_sum_pi_squared)
+    with_squares = run.needs_sum_pi_squared
+    log_probs = policy.log_probs_and_squares if with_squares else policy.log_probs
+    old = old_log_prob_stages(run.old_log_probs, log_probs, with_squares=with_squares)
     ref = () if reference is None else (ref_log_prob_stage(reference),)
     values = () if critic is None else (values_stage(critic.values),)
     correction = (correction_stage(options),) if run.old_log_probs == "recompute" else ()
     has_is_weights = bool(correction) and options.rollout_is is not None
-    advantage = advantage_stage(run.algorithm, chosen_estimator(run.algorithm), kl=kl, has_is_weights=has_is_weights)
+    advantage = advantage_stage(run.algorithm, kl=kl, has_is_weights=has_is_weights)
     before = (*old, *ref, *values, *correction, advantage)
     written = frozenset[str]().union(*(stage.writes for stage in before))
     update = update_actor_stage(policy.update, columns=written & LOSS_COLUMNS)

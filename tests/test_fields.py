@@ -8,15 +8,17 @@ import pytest
 import torch
 
 import asyncrl
+from asyncrl.algorithms.correction import CorrectionOptions
 from asyncrl.config import AlgorithmConfig
 from asyncrl.errors import FieldError
 from asyncrl.fields import CATALOGUE, TAGS, Axis, _fields, field
-from asyncrl.stages.advantage import advantage_stage
+from asyncrl.stages.advantage import advantage_stage, kl_coefficient
 from asyncrl.stages.batch_metrics import batch_metrics_stage
+from asyncrl.stages.correction import correction_stage
 from asyncrl.stages.old_log_prob import bypass_stage, recompute_stage
 from asyncrl.stages.ref_log_prob import ref_log_prob_stage
 from asyncrl.stages.stage import Stage
-from asyncrl.stages.update_actor import update_actor_stage
+from asyncrl.stages.update_actor import LOSS_COLUMNS, update_actor_stage
 from asyncrl.stages.update_critic import update_critic_stage
 from asyncrl.stages.values import values_stage
 
@@ -105,13 +107,18 @@ def test_the_ground_loads_no_heavy_library(module: str) -> None:
 
 
 STAGES = [
-    advantage_stage(AlgorithmConfig()),
+    advantage_stage(AlgorithmConfig(use_kl_in_reward=True), kl=kl_coefficient(AlgorithmConfig(use_kl_in_reward=True))),
+    advantage_stage(AlgorithmConfig(adv_estimator="gae")),
+    advantage_stage(AlgorithmConfig(adv_estimator="remax")),
+    advantage_stage(AlgorithmConfig(adv_estimator="gdpo")),
+    advantage_stage(AlgorithmConfig(adv_estimator="optimal_token_baseline"), has_is_weights=True),
+    correction_stage(CorrectionOptions(rollout_is="token", rollout_rs="token_k2", rollout_rs_threshold=1.0)),
     batch_metrics_stage(),
     bypass_stage(),
-    recompute_stage(lambda columns: (columns["entropy"], columns["entropy"])),
+    recompute_stage(lambda columns: (columns["entropy"],) * 3, with_squares=True),
     ref_log_prob_stage(lambda columns: (columns["entropy"], columns["entropy"])),
-    update_actor_stage(lambda columns, uids: {}, has_old_log_probs=True, has_reference=True),
-    update_critic_stage(lambda columns, uids: {}, has_loss_weights=True),
+    update_actor_stage(lambda columns, group_ids, session_ids, *, seed: {}, columns=LOSS_COLUMNS),
+    update_critic_stage(lambda columns, group_ids, session_ids: {}, has_loss_weights=True),
     values_stage(lambda columns: columns["values"]),
 ]
 

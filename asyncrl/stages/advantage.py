@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from tensordict import TensorDict
 
-from asyncrl.algorithms.advantages.inputs import AdvantageInputs
+from asyncrl.algorithms.advantages.inputs import AdvantageInputs, Advantages
 from asyncrl.algorithms.kl import AdaptiveKL, FixedKL, kl_in_reward
 from asyncrl.algorithms.sessions import Packing, session_rewards
-from asyncrl.chosen import ChosenEstimator
+from asyncrl.chosen import chosen_estimator
 from asyncrl.config import AlgorithmConfig
 from asyncrl.errors import FieldError
 from asyncrl.ports import Json, StepContext
@@ -34,54 +34,59 @@ class KLCoefficient:
 
 
 def kl_coefficient(config: AlgorithmConfig, coef: float | None = None) -> KLCoefficient | None:
-    """None when no KL is taken off the reward. coef: that of a checkpoint; None: the first one."""
+    """None when no KL is taken off the reward. coef: the adapted one of a checkpoint; None: the first one."""
     if not config.use_kl_in_reward:
         return None
     control = config.kl_ctrl
-    coef = control.kl_coef if coef is None else coef
     if control.type == "fixed":
-        return KLCoefficient(controller=FixedKL(coef=coef))
+        return KLCoefficient(controller=FixedKL(coef=control.kl_coef))
+    coef = control.kl_coef if coef is None else coef
     return KLCoefficient(controller=AdaptiveKL(coef=coef, target=control.target_kl, horizon=control.horizon))
 
 
-def advantage_stage(
-    config: AlgorithmConfig, chosen: ChosenEstimator, *, kl: KLCoefficient | None = None, has_is_weights: bool = False
-) -> Stage:
+def advantage_stage(config: AlgorithmConfig, *, kl: KLCoefficient | None = None, has_is_weights: bool = False) -> Stage:
     """The group is the uid, taken from the keys. kl: takes coefficient x KL(old policy || reference) off the reward of each token,
-    and follows it. has_is_weights: there are importance weights for an estimator that can use them."""
-    needs = chosen.estimator.needs | (
-        {"rollout_is_weights"} if has_is_weights and "sum_pi_squared" in chosen.estimator.needs else set()
-    )
+    and follows it. has_is_weights: there are importance weights for an estimator that can use them.
+    Raises ConfigError as `chosen_estimator`."""
+    chosen = chosen_estimator(config)
+    needs = chosen.estimator.needs
+    if has_is_weights and "sum_pi_squared" in needs:
+        needs |= {"rollout_is_weights"}
     reads = {"response_mask", "rm_scores", *(_COLUMNS.get(name, name) for name in needs)}
     if kl is not None:
         reads |= {"old_log_probs", "ref_log_prob"}
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
         padded = pad_batch(columns)
-        packing = Packing.of(
-            padded.batch["response_lens"], numbered(batch.sessions), num_columns=padded.batch["response_mask"].shape[1]
-        )
+        mask_BR = padded.batch["response_mask"]
+        packing = Packing.of(padded.batch["response_lens"], numbered(batch.sessions), num_columns=mask_BR.shape[1])
         rewards_BR, metrics = _rewards(padded, packing, config, kl)
         inputs = AdvantageInputs(
             rewards_BR=rewards_BR,
-            mask_BR=padded.batch["response_mask"],
+            mask_BR=mask_BR,
             groups_B=numbered(batch.groups),
             components=_components(padded, batch, config.gdpo_reward_keys) if "components" in needs else None,
             **_optional(padded, needs),
         )
         found = chosen(inputs.packed(packing)).unpacked(packing)
-        advantages = unpad_field(padded, "advantages", found.advantages_BR)
-        written = {
-            "token_level_scores": columns["rm_scores"],
-            "token_level_rewards": columns["rm_scores"]
-            if rewards_BR is padded.batch["rm_scores"]
-            else unpad_field(padded, "token_level_rewards", rewards_BR),
-            "advantages": advantages,
-            "returns": advantages if found.returns_BR is found.advantages_BR else unpad_field(padded, "returns", found.returns_BR),
-        }
-        return StageOutput(columns=written, metrics=metrics | _spread(values_of(advantages), values_of(columns["response_mask"])))
+        written = _written(padded, columns["rm_scores"], rewards_BR, found)
+        spread = _spread(values_of(written["advantages"]), values_of(columns["response_mask"]))
+        return StageOutput(columns=written, metrics=metrics | spread)
 
     return Stage(name="advantage", reads=frozenset(reads), writes=WRITES, compute=compute)
+
+
+def _written(padded: DataProto, scores: torch.Tensor, rewards_BR: torch.Tensor, found: Advantages) -> dict[str, torch.Tensor]:
+    """The ragged columns; equal ones share their memory."""
+    is_score = rewards_BR is padded.batch["rm_scores"]
+    advantages = unpad_field(padded, "advantages", found.advantages_BR)
+    is_advantage = found.returns_BR is found.advantages_BR
+    return {
+        "token_level_scores": scores,
+        "token_level_rewards": scores if is_score else unpad_field(padded, "token_level_rewards", rewards_BR),
+        "advantages": advantages,
+        "returns": advantages if is_advantage else unpad_field(padded, "returns", found.returns_BR),
+    }
 
 
 def _rewards(

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from tensordict import TensorDict
 
-from asyncrl.ports import Policy, StepContext
+from asyncrl.ports import StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.ragged import values_of
 from asyncrl.stages.stage import Stage, StageOutput
@@ -48,11 +48,9 @@ def bypass_stage() -> Stage:
 
 
 def old_log_prob_stages(
-    kind: Literal["elide", "recompute", "bypass"], policy: Policy, *, with_squares: bool = False
+    kind: Literal["elide", "recompute", "bypass"], log_probs: "LogProbs | Squares", *, with_squares: bool = False
 ) -> tuple[Stage, ...]:
     """No stage, or one."""
     if kind == "elide":
         return ()
-    if kind == "bypass":
-        return (bypass_stage(),)
-    return (recompute_stage(policy.log_probs_and_squares if with_squares else policy.log_probs, with_squares=with_squares),)
+    return (recompute_stage(log_probs, with_squares=with_squares),) if kind == "recompute" else (bypass_stage(),)

@@ -8,7 +8,7 @@ from asyncrl.config import AlgorithmConfig
 from asyncrl.ports import StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.ragged import ragged, rows_of
-from asyncrl.stages.advantage import advantage_stage, group_numbers
+from asyncrl.stages.advantage import advantage_stage
 from asyncrl.stages.batch_metrics import batch_metrics_stage
 from asyncrl.stages.old_log_prob import old_log_prob_stages
 
@@ -18,10 +18,6 @@ CONTEXT = StepContext(step=1, version=0, seed=0)
 def meta(*keys: str, **tag: int) -> KVBatchMeta:
     tags = tuple({"prompt_len": 2, "response_len": 3, "policy_len": 2, **tag} for _ in keys)
     return KVBatchMeta(partition_id="train", keys=keys, tags=tags)
-
-
-def test_a_group_is_its_uid_wherever_its_rows_lie() -> None:
-    assert group_numbers(("b", "a", "b", "c")).tolist() == [0, 1, 0, 2]
 
 
 def test_advantages_are_group_relative_and_zero_on_observations() -> None:

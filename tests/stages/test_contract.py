@@ -31,7 +31,8 @@ METRICS = batch_metrics_stage()
 
 
 def update(*, old: bool = False, reference: bool = False) -> Stage:
-    return update_actor_stage(lambda columns, meta: {}, has_old_log_probs=old, has_reference=reference)
+    names = {name for name, is_there in (("old_log_probs", old), ("ref_log_prob", reference)) if is_there}
+    return update_actor_stage(lambda columns, group_ids, session_ids, *, seed: {}, columns=names)
 
 
 def odd(name: str, *, reads: str = "", writes: str = "") -> Stage:

@@ -78,7 +78,7 @@ def step(run: TrainRun, batch: KVBatchMeta, columns: TensorDict) -> Outcome:
     """Every box between sample and retire on a fresh actor, as the ranks would run them: with the padding rows of `batch`."""
     actor = Actor(run)
     old = old_log_prob_stages(run.old_log_probs, actor.log_probs)
-    update = update_actor_stage(actor.update, has_old_log_probs=bool(old), has_reference=True)
+    update = update_actor_stage(actor.update, columns={"ref_log_prob", *(["old_log_probs"] if old else [])})
     reference = ref_log_prob_stage(Reference(run).log_probs)
     stages = (*old, reference, advantage_stage(run.algorithm), update, batch_metrics_stage())
     whole, metrics = with_padding(batch, columns), dict[str, float]()
