@@ -83,6 +83,8 @@ def test_every_key_has_help() -> None:
         ('sim.tools=[{name="a", weight=0}]', "sim.tools: the weights of ['a'] are all 0, so no tool can be chosen"),
         ("sim.tools=[{}]", "sim.tools.0.name is missing; it has no default"),
         ("trainer.total_training_steps=0", "trainer.total_training_steps is 0: a scenario says how many steps it simulates"),
+        ("algorithm.adv_estimator=gae", "algorithm.adv_estimator = 'gae' needs a critic, and a scenario has none; simulate another"),
+        ("critic.cliprange_value=1", "unknown key critic; it belongs to a configuration of `asyncrl train`"),
         ("actor.ppo_mini_batch_size=5", "data.train_batch_size = 16 is not a multiple of actor.ppo_mini_batch_size = 5"),
     ],
 )
@@ -161,6 +163,7 @@ def test_an_empirical_file_is_looked_for_beside_the_scenario(file: Path, tmp_pat
 # switch -> overrides under which it holds; None: always
 HOLDS: dict[str, list[str] | None] = {
     "a scenario has no files": None,
+    "a scenario has no critic": None,
     "a scenario has no evaluation": None,
     "a scenario has no model": None,
     "rewards of a scenario are sim.reward": None,
