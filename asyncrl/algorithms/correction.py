@@ -40,11 +40,11 @@ from asyncrl.algorithms import correction_metrics
 from asyncrl.algorithms.correction_sums import Band, Block, Estimator, Level, Rejection, Sums, blocks_of, joined
 
 LEVELS: tuple[Level, ...] = ("token", "seq_sum", "seq_mean", "seq_max")
-ESTIMATORS: tuple[Estimator, ...] = ("k1", "k2", "k3")
+KL_ESTIMATORS: tuple[Estimator, ...] = ("k1", "k2", "k3")
 REJECTIONS: dict[str, tuple[Level, Estimator]] = {
     f"{level}_{estimator}": (level, estimator)
     for level in LEVELS
-    for estimator in ESTIMATORS
+    for estimator in KL_ESTIMATORS
     if (level, estimator) != ("seq_max", "k1")  # of numbers with a sign the largest says nothing
 }
 """The options of `rollout_rs`."""
@@ -100,7 +100,7 @@ class CorrectionOptions:
                     f"rollout_rs_threshold = {self.rollout_rs_threshold!r} has no effect: set rollout_rs, or leave it out"
                 )
             return ()
-        names = [name.strip() for name in self.rollout_rs.split(",")]
+        names = [name.strip() for name in str(self.rollout_rs).split(",")]
         if not set(names) <= set(REJECTIONS) or len(set(names)) < len(names):
             raise ValueError(
                 f"rollout_rs = {self.rollout_rs!r}: allowed is a comma list of different ones of {', '.join(REJECTIONS)}"

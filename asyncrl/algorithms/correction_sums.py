@@ -23,8 +23,8 @@ MAX_LOG_RATIO = 20.0
 MAX_K3_LOG_RATIO = 80.0
 """The same for the metric k3_kl, which verl does not clamp: e^80 times the tokens of a row is still a float32."""
 
-BLOCK_ROWS = 64
-"""With 2,048 float32 tokens: 512 KiB a tensor. Fewer rows spend more in Python, more rows fall out of the cache."""
+BLOCK_TOKENS = 64 * 2048
+"""Of all rows of a block; 512 KiB a float32 tensor. Fewer spend more in Python, more fall out of the cache."""
 
 OUTSIDE = 1e38
 """Added outside the mask where a minimum is sought; finite, since 0 times infinity is no number."""
@@ -156,7 +156,9 @@ class Block:
 def blocks_of(old_BR: torch.Tensor, rollout_BR: torch.Tensor, mask_BR: torch.Tensor) -> Iterator[tuple[slice, Block]]:
     """The batch's blocks, one at a time: each is written over by the next. Other devices than a processor take all rows at once."""
     num_rows, width = old_BR.shape
-    size = BLOCK_ROWS if old_BR.device.type == "cpu" else num_rows
+    if not old_BR.numel():
+        return
+    size = max(BLOCK_TOKENS // width, 1) if old_BR.device.type == "cpu" else num_rows
     scratch = [old_BR.new_empty((min(size, num_rows), width)) for _ in range(5)]
     for start in range(0, num_rows, size):
         rows = slice(start, min(start + size, num_rows))
