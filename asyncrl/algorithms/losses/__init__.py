@@ -3,6 +3,5 @@
 from asyncrl.algorithms.losses.inputs import LossInputs, PolicyLoss
 from asyncrl.algorithms.losses.ratios import LOG_RATIO_BOUND
 from asyncrl.algorithms.losses.registry import POLICY_LOSSES, LossSpec
-from asyncrl.algorithms.losses.vanilla import ppo_clip_loss
 
-__all__ = ["LOG_RATIO_BOUND", "POLICY_LOSSES", "LossInputs", "LossSpec", "PolicyLoss", "ppo_clip_loss"]
+__all__ = ["LOG_RATIO_BOUND", "POLICY_LOSSES", "LossInputs", "LossSpec", "PolicyLoss"]

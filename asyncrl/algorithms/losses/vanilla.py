@@ -1,11 +1,9 @@
 """PPO's clipped surrogate with separate bounds (clip-higher) and the dual clip."""
 
-from dataclasses import dataclass
-
 import torch
 
 from asyncrl.algorithms.losses.inputs import LossInputs, PolicyLoss, weighted
-from asyncrl.algorithms.losses.ratios import LOG_RATIO_BOUND, bounded_log_ratio
+from asyncrl.algorithms.losses.ratios import bounded_log_ratio
 
 
 def vanilla(
@@ -36,41 +34,3 @@ def vanilla(
         "pg_clipfrac_lower": ((surrogate_n > ceiling_n) & is_negative_n).to(loss_n.dtype),
     }
     return PolicyLoss(loss_n=weighted(loss_n, inputs), facts=facts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClipLoss:
-    """loss: float, with gradient, one a token. The rest are per-token facts for metrics, without gradient."""
-
-    loss: torch.Tensor
-    is_clipped: torch.Tensor
-    """bool: the upper or lower clip of the ratio decided the loss."""
-    is_clipped_lower: torch.Tensor
-    """bool: the dual clip decided the loss (negative advantages only)."""
-    log_ratio: torch.Tensor
-    """new - old log-prob, within the bound."""
-
-
-def ppo_clip_loss(
-    log_prob: torch.Tensor,
-    old_log_prob: torch.Tensor,
-    advantages: torch.Tensor,
-    *,
-    clip_ratio_low: float = 0.2,
-    clip_ratio_high: float = 0.2,
-    clip_ratio_c: float = 3.0,
-) -> ClipLoss:
-    """`vanilla` for tensors of any common shape, padded or flat."""
-    inputs = LossInputs(
-        log_prob_n=log_prob,
-        old_log_prob_n=old_log_prob,
-        advantages_n=advantages,
-        rows_n=torch.zeros_like(log_prob, dtype=torch.int64),
-    )
-    result = vanilla(inputs, clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high, clip_ratio_c=clip_ratio_c)
-    return ClipLoss(
-        loss=result.loss_n,
-        is_clipped=result.facts["pg_clipfrac"].bool(),
-        is_clipped_lower=result.facts["pg_clipfrac_lower"].bool(),
-        log_ratio=(log_prob - old_log_prob).detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND),
-    )
