@@ -91,6 +91,7 @@ def _tag() -> Tag:
         "min_global_steps": 0,
         "max_global_steps": 0,
         **lengths,
+        "score": 0.0,
     }
 
 

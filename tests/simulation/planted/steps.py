@@ -18,10 +18,10 @@ def failing_updates() -> Iterator[None]:
     """Some updates fail before they begin."""
     right = SimPolicy.update
 
-    def update(self: Any, columns: Any, group_ids: Any) -> dict[str, float]:
+    def update(self: Any, columns: Any, group_ids: Any, session_ids: Any, *, seed: int) -> dict[str, float]:
         if int(self._world.now() * 1000) % 3 == 0:
             raise InjectedError("update")
-        return right(self, columns, group_ids)
+        return right(self, columns, group_ids, session_ids, seed=seed)
 
     with replaced(SimPolicy, update=update):
         yield
@@ -159,8 +159,8 @@ def balance_loses_a_row() -> Iterator[None]:
 def groups_of_other_rows() -> Iterator[None]:
     right = SimPolicy.update
 
-    def update(self: Any, columns: Any, group_ids: Any) -> Any:
-        return right(self, columns, group_ids[::-1])
+    def update(self: Any, columns: Any, group_ids: Any, session_ids: Any, *, seed: int) -> Any:
+        return right(self, columns, group_ids[::-1], session_ids, seed=seed)
 
     with replaced(SimPolicy, update=update):
         yield
@@ -170,9 +170,9 @@ def groups_of_other_rows() -> Iterator[None]:
 def trained_twice() -> Iterator[None]:
     right = SimPolicy.update
 
-    def update(self: Any, columns: Any, group_ids: Any) -> Any:
-        right(self, columns, group_ids)
-        return right(self, columns, group_ids)
+    def update(self: Any, columns: Any, group_ids: Any, session_ids: Any, *, seed: int) -> Any:
+        right(self, columns, group_ids, session_ids, seed=seed)
+        return right(self, columns, group_ids, session_ids, seed=seed)
 
     with replaced(SimPolicy, update=update):
         yield
