@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from asyncrl.algorithms.advantages.groups import Groups, Singleton
-from asyncrl.algorithms.masked import masked_whiten
+from asyncrl.algorithms.masked import WHITEN_EPSILON
 
 STD_EPSILON = 1e-6
 """Added to a group's std, as verl has it."""
@@ -162,7 +162,7 @@ def reinforce_plus_plus_baseline_advantages(
     Source: REINFORCE++, arXiv 2501.03262, the variant with a group baseline.
     """
     centred_B = Groups.of(groups_B).centred(rewards_B, singleton=singleton)
-    return masked_whiten(spread(centred_B, mask_BR, dtype or _float_dtype(rewards_B)), mask_BR)
+    return spread(_whitened(centred_B, mask_BR), mask_BR, dtype or _float_dtype(rewards_B))
 
 
 def gdpo_advantages(
@@ -195,7 +195,19 @@ def gdpo_advantages(
     total_B = torch.zeros(len(groups_B), dtype=torch.float64, device=mask_BR.device)
     for name, weight in zip(names, weights, strict=True):  # a handful of components
         total_B += weight * grpo_scores(components[name], groups, norm_by_std=norm_by_std, epsilon=epsilon, singleton=singleton)
-    return masked_whiten(spread(total_B, mask_BR, dtype or _float_dtype(components[names[0]])), mask_BR)
+    return spread(_whitened(total_B, mask_BR), mask_BR, dtype or _float_dtype(components[names[0]]))
+
+
+def _whitened(advantages_B: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
+    """float64 [B]: `masked_whiten` of the spread advantages, without spreading them: each row counts as often as it has tokens."""
+    tokens_B = mask_BR.sum(1)
+    counted = advantages_B[tokens_B > 0]
+    if not len(counted) or counted.amax() == counted.amin():
+        return torch.zeros_like(advantages_B)
+    num_tokens = tokens_B.sum()
+    centred_B = advantages_B - (tokens_B * advantages_B).sum() / num_tokens
+    variance = (tokens_B * centred_B.square()).sum() / (num_tokens - 1)
+    return centred_B * (variance + WHITEN_EPSILON).rsqrt()
 
 
 def _float_dtype(rewards_B: torch.Tensor) -> torch.dtype:

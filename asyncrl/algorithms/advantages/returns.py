@@ -20,11 +20,11 @@ def rewards_to_go(rewards_BR: torch.Tensor, mask_BR: torch.Tensor, *, gamma: flo
     if gamma == 1:
         return torch.where(mask_BR, rewards_BR.flip(1).cumsum(1).flip(1), 0.0)
     rewards_RB, mask_RB = rewards_of_actions(rewards_BR, mask_BR).T.contiguous(), mask_BR.T.contiguous()
-    running_B, reversed_returns = torch.zeros_like(rewards_BR[:, 0]), []
+    returns_RB, running_B = torch.empty_like(rewards_RB), rewards_BR.new_zeros(len(rewards_BR))
     for t in reversed(range(len(rewards_RB))):
         running_B = torch.where(mask_RB[t], rewards_RB[t] + gamma * running_B, running_B)
-        reversed_returns.append(running_B)
-    return torch.where(mask_BR, _columns(reversed_returns), 0.0)
+        returns_RB[t] = running_B
+    return torch.where(mask_BR, returns_RB.T.contiguous(), 0.0)
 
 
 def gae_advantages(
@@ -39,14 +39,14 @@ def gae_advantages(
     """
     rewards_RB, mask_RB = rewards_of_actions(rewards_BR, mask_BR).T.contiguous(), mask_BR.T.contiguous()
     values_RB = values_BR.T.contiguous()
-    running_B = next_value_B = torch.zeros_like(rewards_BR[:, 0])
-    reversed_advantages = []
+    advantages_RB = torch.empty_like(rewards_RB)
+    running_B = next_value_B = rewards_BR.new_zeros(len(rewards_BR))
     for t in reversed(range(len(rewards_RB))):
         delta_B = rewards_RB[t] + gamma * next_value_B - values_RB[t]
         running_B = torch.where(mask_RB[t], delta_B + gamma * lam * running_B, running_B)
         next_value_B = torch.where(mask_RB[t], values_RB[t], next_value_B)
-        reversed_advantages.append(running_B)
-    advantages_BR = _columns(reversed_advantages)
+        advantages_RB[t] = running_B
+    advantages_BR = advantages_RB.T.contiguous()
     return masked_whiten(advantages_BR, mask_BR), torch.where(mask_BR, advantages_BR + values_BR, 0.0)
 
 
@@ -82,8 +82,3 @@ def rewards_of_actions(rewards_BR: torch.Tensor, mask_BR: torch.Tensor) -> torch
     action_BR = torch.where(mask_BR, columns_R, -1).cummax(1).values
     moved_BR = torch.where(action_BR >= 0, rewards_BR, 0.0)
     return torch.zeros_like(rewards_BR).scatter_add(1, action_BR.clamp(min=0), moved_BR)
-
-
-def _columns(reversed_columns: list[torch.Tensor]) -> torch.Tensor:
-    """[B, R] from the columns, last one first."""
-    return torch.stack(reversed_columns[::-1]).T.contiguous()

@@ -141,7 +141,7 @@ def _differs(returns_BR: torch.Tensor, mask_BR: torch.Tensor, groups: Groups) ->
 def _tail(mask_BR: torch.Tensor, groups: Groups) -> torch.Tensor:
     """bool [B, R]: columns of a group's longest row, when it is the only one of its length, beyond the second longest."""
     columns_R = torch.arange(mask_BR.shape[1], device=mask_BR.device)
-    lengths_B = torch.where(mask_BR, columns_R + 1, 0).amax(1)
+    lengths_B = (mask_BR.flip(1).cumsum(1) > 0).sum(1)  # up to the last policy token
     longest_G, second_G = (lengths_B[rows_G] for rows_G in groups.two_highest(lengths_B))
     is_longest_B = lengths_B == longest_G[groups.index_B]
     return is_longest_B[:, None] & (columns_R >= second_G[groups.index_B][:, None]) & mask_BR
