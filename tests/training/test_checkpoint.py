@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.config import ModelConfig, TrainRun
 from asyncrl.errors import CheckpointError
+from asyncrl.training import checkpoint
 from asyncrl.training.actor import Actor
 from asyncrl.training.checkpoint import forget_newer, newest_valid, open_checkpoint, save_checkpoint
+from asyncrl.training.critic import Critic
 from asyncrl.training.disk import Disk
 from asyncrl.training.learner import LearnerState
 
@@ -92,12 +95,12 @@ def state(make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns) -
 
 @pytest.fixture
 def save(tmp_path: Path, state: LearnerState) -> Callable[..., Path]:
-    """save(step, keep=2, disk=None, name="checkpoints", **trainer) -> path, in tmp_path / name."""
+    """save(step, keep=2, disk=None, name="checkpoints", **trainer) -> path, in tmp_path / name. With the files of a critic."""
 
     def run(step: int, *, keep: int = 2, disk: Disk | None = None, name: str = "checkpoints", **trainer: object) -> Path:
         model = ModelConfig(path=str(tmp_path / "qwen2-tied-0"))
-        folder = tmp_path / name
-        return save_checkpoint(folder, state, step=step, version=step, model=model, trainer=trainer, keep=keep, disk=disk)
+        facts: dict[str, Any] = {"step": step, "version": step, "model": model, "trainer": trainer}
+        return save_checkpoint(tmp_path / name, state, **facts, keep=keep, critic=state, disk=disk)
 
     return run
 
@@ -120,6 +123,12 @@ def test_what_is_saved_comes_back(tmp_path: Path, state: LearnerState, save: Cal
         assert all(torch.equal(saved[name], back[name]) for name in saved)
     assert torch.equal(loaded.rng, state.rng)
     assert loaded.counters == {"updates": 1, "skipped_updates": 0, "skipped_in_a_row": 0}
+    assert {path.name for path in (found.path / "critic").rglob("*")} == {
+        "model",
+        "config.json",
+        "model.safetensors",
+        "optimizer.safetensors",
+    }
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
@@ -182,8 +191,6 @@ def test_only_the_newest_are_kept_and_leftovers_go(tmp_path: Path, save: Callabl
 
 
 def test_a_checkpoint_of_a_later_format_is_refused(save: Callable[..., Path]) -> None:
-    from asyncrl.training import checkpoint
-
     path = save(1)
     manifest = json.loads((path / "manifest.json").read_text())
     text = json.dumps({**manifest, "format": 99})
@@ -259,6 +266,49 @@ def test_training_goes_on_bit_for_bit(
         assert torch.equal(tensor, resumed.state().model[name])
     for name, tensor in straight.state().optimizer.items():
         assert torch.equal(tensor, resumed.state().optimizer[name])
+
+
+def test_the_critic_goes_on_bit_for_bit(
+    tmp_path: Path, make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns
+) -> None:
+    optim = {"lr": 0.01, "lr_scheduler_type": "cosine", "weight_decay": 0.1, "lr_warmup_steps": 2}
+    run = make_run(make_model(), algorithm={"adv_estimator": "gae"}, critic={"optim": optim})
+    batches = [make_columns(LENGTHS, seed=seed) for seed in range(4)]
+    for batch in batches:
+        batch["values"], batch["returns"] = batch["rollout_log_probs"] * 0.1, batch["advantages"]
+    straight, first, resumed, actor = Critic(run), Critic(run), Critic(run), Actor(run)
+    for batch in batches:
+        straight.update(batch, UIDS)
+    for batch in batches[:2]:
+        first.update(batch, UIDS)
+    facts: dict[str, Any] = {"step": 2, "version": 2, "model": run.model, "trainer": {}, "keep": 1}
+    save_checkpoint(tmp_path / "c", actor.state(), **facts, critic=first.state())
+    found = newest_valid(tmp_path / "c", print)
+    assert found is not None
+    resumed.load(found.load_critic())
+    resumed.update(batches[2], UIDS)
+    assert resumed.update(batches[3], UIDS)["critic/lr"] < 0.01
+    for kind in ("model", "optimizer"):
+        expected, state = getattr(straight.state(), kind), getattr(resumed.state(), kind)
+        assert expected.keys() == state.keys()
+        assert all(torch.equal(tensor, state[name]) for name, tensor in expected.items())
+    with pytest.raises(CheckpointError, match="of another model"):
+        resumed.load(found.load())  # the actor's
+
+
+def test_a_checkpoint_without_a_critic_says_so(tmp_path: Path, state: LearnerState) -> None:
+    """Nor does one that was written before there were any."""
+    model = ModelConfig(path=str(tmp_path / "qwen2-tied-0"))
+    path = save_checkpoint(tmp_path / "c", state, step=1, version=1, model=model, trainer={}, keep=1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest.pop("critic_counters") is None
+    text = json.dumps(manifest)
+    (path / "manifest.json").write_text(text)
+    (path / "DONE").write_text(checkpoint._checksum(text.encode()))
+    found = open_checkpoint(path)
+    assert found.critic_counters is None
+    with pytest.raises(CheckpointError, match="global_step_1: has no critic"):
+        found.load_critic()
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])

@@ -81,8 +81,7 @@ def test_a_new_critic_expects_nothing(make_model: MakeModel, make_run: MakeRun, 
     assert not values_of(values).any()
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("kind", "tied"), [("qwen2", True), ("qwen3", True), ("llama", False)])
 def test_a_value_is_read_where_its_token_is_predicted(
     make_model: MakeModel, make_run: MakeRun, batch: TensorDict, tmp_path: Path, kind: str, tied: bool
 ) -> None:
