@@ -1,0 +1,485 @@
+"""Importance weights and rejection: closed forms, a plain float64 computation of every option, and what must not matter.
+
+The plain computation is written with whole tensors and boolean indexing, none of the blocks' tricks.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.algorithms import correction_sums
+from asyncrl.algorithms.correction import REJECTIONS, Correction, CorrectionOptions, correct
+
+LOG2, LOG3 = math.log(2), math.log(3)
+ROLLOUT = torch.tensor([[-1.0, -1.0, -1.0], [-2.0, -2.0, -2.0]], dtype=torch.float64)
+OLD = ROLLOUT + torch.tensor([[LOG2, 0.0, -LOG2], [LOG3, LOG3, 9.0]], dtype=torch.float64)
+MASK = torch.tensor([[True, True, True], [True, True, False]])
+"""Ratios 2, 1, 1/2; and 3, 3 with a number outside the mask."""
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def _batch(seed: int, rows: int = 7, width: int = 9, spread: float = 0.4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probs of both policies and a mask with gaps, each row with a token."""
+    random = torch.Generator().manual_seed(seed)
+    old = -2 * torch.rand((rows, width), generator=random, dtype=torch.float64)
+    rollout = old - spread * torch.randn((rows, width), generator=random, dtype=torch.float64)
+    mask = torch.rand((rows, width), generator=random) < 0.7
+    mask[torch.arange(rows), torch.randint(width, (rows,), generator=random)] = True
+    return old, rollout, mask
+
+
+def _weights(
+    options: CorrectionOptions, old: torch.Tensor = OLD, rollout: torch.Tensor = ROLLOUT, mask: torch.Tensor = MASK
+) -> Any:
+    weights = correct(old, rollout, mask, options).weights_BR
+    assert weights is not None
+    return weights
+
+
+def _rejected(name: str, threshold: str | float) -> list[list[int]]:
+    """Of the small batch, the tokens that are not accepted."""
+    found = correct(OLD, ROLLOUT, MASK, CorrectionOptions(rollout_rs=name, rollout_rs_threshold=threshold))
+    return (MASK & ~found.accepted_BR).nonzero().tolist()
+
+
+# --- closed forms ---------------------------------------------------------------------------------------------------------------
+
+
+def _close(got: torch.Tensor, want: list[list[float]]) -> None:
+    torch.testing.assert_close(got, torch.tensor(want, dtype=got.dtype), rtol=1e-14, atol=1e-14)
+
+
+def test_token_weights_are_ratios_cut_at_the_threshold_and_zero_outside_the_mask() -> None:
+    _close(_weights(CorrectionOptions(rollout_is="token", rollout_is_threshold=2.5)), [[2, 1, 0.5], [2.5, 2.5, 0]])
+
+
+def test_a_band_keeps_what_lies_within_and_makes_the_others_zero() -> None:
+    _close(_weights(CorrectionOptions(rollout_is="token", rollout_is_threshold="0.6_2.5")), [[2, 1, 0], [0, 0, 0]])
+
+
+def test_a_sequence_weight_is_the_product_of_its_ratios_on_each_token() -> None:
+    _close(_weights(CorrectionOptions(rollout_is="sequence", rollout_is_threshold=10)), [[1, 1, 1], [9, 9, 0]])
+    _close(_weights(CorrectionOptions(rollout_is="sequence", rollout_is_threshold=4)), [[1, 1, 1], [4, 4, 0]])
+    _close(_weights(CorrectionOptions(rollout_is="sequence", rollout_is_threshold="0.5_4")), [[1, 1, 1], [0, 0, 0]])
+
+
+def test_normalised_weights_have_mean_one_over_tokens_or_over_rows() -> None:
+    token = CorrectionOptions(rollout_is="token", rollout_is_threshold=10, rollout_is_batch_normalize=True)
+    _close(_weights(token), [[20 / 19, 10 / 19, 5 / 19], [30 / 19, 30 / 19, 0]])
+    sequence = CorrectionOptions(rollout_is="sequence", rollout_is_threshold=10, rollout_is_batch_normalize=True)
+    _close(_weights(sequence), [[0.2, 0.2, 0.2], [1.8, 1.8, 0]])
+    assert correct(OLD, ROLLOUT, MASK, sequence).metrics["rollout_is_batch_norm_factor"] == pytest.approx(5)
+
+
+def test_weights_that_are_all_out_of_their_band_are_not_divided_by_zero() -> None:
+    options = CorrectionOptions(rollout_is="token", rollout_is_threshold="50_60", rollout_is_batch_normalize=True)
+    found = correct(OLD, ROLLOUT, MASK, options)
+    assert found.weights_BR is not None
+    assert not found.weights_BR.any()
+    assert found.metrics["rollout_is_batch_norm_factor"] == 1
+    assert found.metrics["rollout_is_eff_sample_size"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "threshold", "rejected"),
+    [
+        ("token_k1", "0.4_1.5", [[0, 2], [1, 0], [1, 1]]),  # rollout / trainer: 1/2, 1, 2; 1/3, 1/3
+        ("token_k1", 2.1, [[1, 0], [1, 1]]),
+        ("token_k2", 0.3, [[1, 0], [1, 1]]),  # 0.24, 0, 0.24; 0.60, 0.60
+        ("token_k3", 0.25, [[0, 0], [1, 0], [1, 1]]),  # 0.307, 0, 0.193; 0.901, 0.901
+        ("seq_sum_k1", "0.2_2", [[1, 0], [1, 1]]),  # product of rollout / trainer: 1; 1/9
+        ("seq_sum_k1", "0.1_2", []),
+        ("seq_mean_k1", 2.9, [[1, 0], [1, 1]]),  # geometric mean: 1; 1/3
+        ("seq_mean_k1", 3.1, []),
+        ("seq_sum_k2", 0.5, [[1, 0], [1, 1]]),  # 0.48; 1.21
+        ("seq_mean_k2", 0.5, [[1, 0], [1, 1]]),  # 0.16; 0.60
+        ("seq_mean_k3", 0.1, [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]]),  # 0.167; 0.901
+        ("seq_max_k2", 0.3, [[1, 0], [1, 1]]),
+        ("seq_max_k3", 0.3, [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]]),
+        ("token_k2,seq_sum_k1", "0.1,0.1_2", [[0, 0], [0, 2], [1, 0], [1, 1]]),
+    ],
+)
+def test_an_option_rejects(name: str, threshold: str | float, rejected: list[list[int]]) -> None:
+    assert _rejected(name, threshold) == rejected
+
+
+def test_k1_bounds_rollout_over_trainer_not_the_importance_weight() -> None:
+    """Difference 1: the band "0.2_1.5" rejects trainer / rollout = 0.3 and keeps 1.8."""
+    old = torch.tensor([[math.log(0.3), math.log(1.8)]])
+    options = CorrectionOptions(rollout_rs="token_k1", rollout_rs_threshold="0.2_1.5")
+    assert correct(old, torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), options).accepted_BR.tolist() == [[False, True]]
+
+
+def test_the_mask_stays_what_it_is_and_weights_come_from_all_of_it() -> None:
+    mask = MASK.clone()
+    options = CorrectionOptions(rollout_is="token", rollout_is_threshold=10, rollout_rs="token_k2", rollout_rs_threshold=0.1)
+    found = correct(OLD, ROLLOUT, mask, options)
+    assert torch.equal(mask, MASK)
+    assert found.accepted_BR.tolist() == [[False, True, False], [False, False, False]]
+    assert found.weights_BR is not None
+    _close(found.weights_BR, [[2, 1, 0.5], [3, 3, 0]])
+
+
+def test_without_rejection_the_accepted_tokens_are_the_mask() -> None:
+    found = correct(OLD, ROLLOUT, MASK, CorrectionOptions())
+    assert found.accepted_BR is MASK
+    assert found.weights_BR is None
+
+
+def test_metrics_of_two_policies_in_closed_form() -> None:
+    metrics = correct(OLD, ROLLOUT, MASK, CorrectionOptions()).metrics
+    means = [1.0, 2 - LOG3]  # of -log p of the trainer's policy, by row
+    expected = {
+        "kl": -2 * LOG3 / 5,
+        "k3_kl": (2 - 1 - LOG2 + 0.5 - 1 + LOG2 + 2 * (3 - 1 - LOG3)) / 5,
+        "training_log_ppl": sum(means) / 2,
+        "training_ppl": (math.exp(means[0]) + math.exp(means[1])) / 2,
+        "rollout_log_ppl": 1.5,
+        "rollout_ppl": (math.exp(1) + math.exp(2)) / 2,
+        "log_ppl_diff": -LOG3 / 2,
+        "log_ppl_abs_diff": LOG3 / 2,
+        "log_ppl_diff_max": 0.0,
+        "log_ppl_diff_min": -LOG3,
+        "ppl_ratio": (1 + 1 / 3) / 2,
+        "chi2_token": (4 + 1 + 0.25 + 9 + 9) / 5 - 1,
+        "chi2_seq": (1 + 81) / 2 - 1,
+    }
+    assert metrics == pytest.approx(expected, rel=1e-12, abs=1e-14)
+
+
+def test_effective_sample_size_is_a_share() -> None:
+    options = CorrectionOptions(rollout_is="token", rollout_is_threshold=10)
+    metrics = correct(OLD, ROLLOUT, MASK, options).metrics
+    assert metrics["rollout_is_eff_sample_size"] == pytest.approx((9.5 / 5) ** 2 / (23.25 / 5), rel=1e-14)
+    alike = correct(ROLLOUT, ROLLOUT, MASK, options).metrics
+    assert alike["rollout_is_eff_sample_size"] == 1
+    assert alike["kl"] == alike["k3_kl"] == alike["chi2_token"] == alike["chi2_seq"] == 0
+
+
+def test_quantiles_are_the_weights_at_their_ranks() -> None:
+    weights = torch.linspace(0.5, 1.5, 200, dtype=torch.float64)[torch.randperm(200)].reshape(20, 10)
+    mask = torch.ones(20, 10, dtype=torch.bool)
+    metrics = correct(weights.log(), torch.zeros_like(weights), mask, CorrectionOptions(rollout_is="token")).metrics
+    ranked = sorted(weights.flatten().tolist())
+    expected = {"rollout_is_p01": ranked[1], "rollout_is_p50": ranked[99], "rollout_is_p99": ranked[197]}
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+
+
+def test_quantiles_of_many_tokens_are_right_to_a_fraction_of_a_percent() -> None:
+    width = 1024
+    weights = torch.arange(1, 400 * width + 1, dtype=torch.float64).reshape(400, width) / (200 * width)  # rising: the worst order
+    mask = torch.ones_like(weights, dtype=torch.bool)
+    options = CorrectionOptions(rollout_is="token", rollout_is_threshold=10)
+    metrics = correct(weights.log(), torch.zeros_like(weights), mask, options).metrics
+    shares = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
+    assert {name: metrics[f"rollout_is_{name}"] / 2 for name in shares} == pytest.approx(shares, abs=0.002)
+
+
+# --- against a plain computation ------------------------------------------------------------------------------------------------
+
+
+def _plain_values(name: str, ratio_log: torch.Tensor) -> torch.Tensor:
+    """The value of one row's tokens that an option compares: one a token, or one for the row."""
+    level, _, estimator = name.rpartition("_")
+    values = {"k1": -ratio_log, "k2": ratio_log.square() / 2, "k3": ratio_log.exp() - 1 - ratio_log}[estimator]
+    return {"token": values, "seq_sum": values.sum(), "seq_mean": values.mean(), "seq_max": values.max()}[level]
+
+
+@pytest.mark.parametrize("name", REJECTIONS)
+@given(seed=SEEDS)
+@settings(max_examples=5)
+def test_every_rejection_as_computed_row_by_row(name: str, seed: int) -> None:
+    old, rollout, mask = _batch(seed)
+    high = 1.3 if name.endswith("k1") else 0.1
+    low, limit = (-math.log(high), math.log(high)) if name.endswith("k1") else (-math.inf, high)
+    found = correct(old, rollout, mask, CorrectionOptions(rollout_rs=name, rollout_rs_threshold=high))
+    values = [_plain_values(name, (old - rollout)[row][mask[row]]) for row in range(len(mask))]
+    kept = [((value >= low) & (value <= limit)).expand(int(mask[row].sum())) for row, value in enumerate(values)]
+    for row in range(len(mask)):
+        assert torch.equal(found.accepted_BR[row][mask[row]], kept[row])
+    assert not found.accepted_BR[~mask].any()
+    share = 1 - torch.cat(kept).double().mean()
+    assert found.metrics[f"rollout_rs_{name}_masked_fraction"] == pytest.approx(float(share))
+    assert found.metrics["rollout_rs_masked_fraction"] == pytest.approx(float(share))
+    assert found.metrics[f"rollout_rs_{name}_mean"] == pytest.approx(
+        float(torch.cat([value.expand(len(keep)) for value, keep in zip(values, kept, strict=True)]).mean())
+    )
+
+
+@given(SEEDS, st.sampled_from(["token", "sequence"]), st.sampled_from([0.7, 1.3, 2.0, "0.8_1.3", "1.1_3"]))
+@settings(max_examples=40)
+def test_weights_and_their_metrics_as_computed_plainly(seed: int, kind: str, threshold: float | str) -> None:
+    old, rollout, mask = _batch(seed)
+    ratio_log = (old - rollout).where(mask, 0)
+    raw = (ratio_log.sum(1, keepdim=True).expand_as(old) if kind == "sequence" else ratio_log).exp()
+    low, _, high = str(threshold).rpartition("_")
+    band = (raw >= float(low or 0)) & (raw <= float(high))
+    weights = (raw * band if low else raw.clamp(max=float(high))) * mask
+    found = correct(old, rollout, mask, CorrectionOptions(rollout_is=kind, rollout_is_threshold=threshold))
+    torch.testing.assert_close(found.weights_BR, weights, rtol=1e-12, atol=1e-14)
+    tokens, rows = weights[mask], weights.sum(1) / mask.sum(1)
+    expected = {
+        "rollout_is_mean": tokens.mean(),
+        "rollout_is_std": tokens.std(correction=0),
+        "rollout_is_seq_mean": rows.mean(),
+        "rollout_is_seq_std": rows.std(),
+        "rollout_is_seq_max": rows.max(),
+        "rollout_is_seq_max_deviation": (rows - 1).abs().max(),
+    }
+    if kind == "token":
+        expected |= {"rollout_is_max": tokens.max(), "rollout_is_min": tokens.min()}
+        expected |= {"rollout_is_ratio_fraction_high": (raw[mask] > float(high)).double().mean()}
+    assert {name: found.metrics[name] for name in expected} == pytest.approx({k: float(v) for k, v in expected.items()}, abs=1e-9)
+
+
+# --- what must not matter -------------------------------------------------------------------------------------------------------
+
+ALL = CorrectionOptions(
+    rollout_is="token",
+    rollout_is_threshold=1.5,
+    rollout_rs="token_k1,seq_mean_k2,seq_max_k3",
+    rollout_rs_threshold="0.4_2.5,0.2,0.9",
+)
+
+
+def _same(got: Correction, want: Correction) -> None:
+    assert got.weights_BR is not None
+    torch.testing.assert_close(got.weights_BR, want.weights_BR, rtol=1e-14, atol=0)
+    assert torch.equal(got.accepted_BR, want.accepted_BR)
+    assert got.metrics == pytest.approx(want.metrics, rel=1e-12, abs=1e-13)
+
+
+def _without(metrics: dict[str, float], names: set[str]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name not in names}
+
+
+@given(SEEDS)
+@settings(max_examples=20)
+def test_the_order_of_rows_does_not_matter(seed: int) -> None:
+    old, rollout, mask = _batch(seed)
+    order = torch.randperm(len(mask), generator=torch.Generator().manual_seed(seed))
+    want, got = correct(old, rollout, mask, ALL), correct(old[order], rollout[order], mask[order], ALL)
+    assert want.weights_BR is not None
+    _same(got, Correction(weights_BR=want.weights_BR[order], accepted_BR=want.accepted_BR[order], metrics=want.metrics))
+
+
+@given(SEEDS, st.sampled_from([0.0, -3.0, math.nan, math.inf, -math.inf]))
+@settings(max_examples=20)
+def test_padding_rows_columns_and_what_lies_outside_the_mask_do_not_matter(seed: int, filling: float) -> None:
+    old, rollout, mask = _batch(seed)
+    want = correct(old, rollout, mask, ALL)
+    inside = (slice(1, 1 + len(mask)), slice(mask.shape[1]))
+
+    def widened(values: torch.Tensor, outside: float) -> torch.Tensor:
+        wide = torch.full((len(mask) + 3, mask.shape[1] + 2), outside, dtype=values.dtype)
+        wide[inside] = values
+        return wide
+
+    wide_mask = widened(mask, False)
+    got = correct(widened(old.where(mask, filling), filling), widened(rollout.where(mask, filling), filling), wide_mask, ALL)
+    assert got.weights_BR is not None
+    assert not got.weights_BR[~wide_mask].any()
+    _same(Correction(weights_BR=got.weights_BR[inside], accepted_BR=got.accepted_BR[inside], metrics=got.metrics), want)
+
+
+@given(SEEDS, st.integers(1, 6))
+@settings(max_examples=20)
+def test_a_token_keeps_its_weight_however_the_batch_is_split(seed: int, cut: int) -> None:
+    old, rollout, mask = _batch(seed)
+    options = CorrectionOptions(rollout_is="token", rollout_rs="token_k3", rollout_rs_threshold=0.1)
+    whole = correct(old, rollout, mask, options)
+    parts = [correct(old[rows], rollout[rows], mask[rows], options) for rows in (slice(cut), slice(cut, None))]
+    assert torch.equal(torch.cat([part.accepted_BR for part in parts]), whole.accepted_BR)
+    assert whole.weights_BR is not None
+    assert torch.equal(torch.cat([part.weights_BR for part in parts if part.weights_BR is not None]), whole.weights_BR)
+
+
+def test_a_batch_of_several_blocks_says_what_one_block_says() -> None:
+    old, rollout, mask = _batch(5, rows=50, width=1000)
+    want = correct(old, rollout, mask, ALL)
+    got = correct(old.repeat(6, 1), rollout.repeat(6, 1), mask.repeat(6, 1), ALL)
+    assert 2 * old.numel() < correction_sums.BLOCK_TOKENS < 3 * old.numel()  # so this is one block, and that is three
+    other = {name for name in want.metrics if name.endswith(("seq_std", "p01", "p50", "p99"))}  # n - 1; a choice of tokens
+    assert want.weights_BR is not None
+    tiled = Correction(weights_BR=want.weights_BR.repeat(6, 1), accepted_BR=want.accepted_BR.repeat(6, 1), metrics=want.metrics)
+    _same(replace(got, metrics=_without(got.metrics, other)), replace(tiled, metrics=_without(tiled.metrics, other)))
+
+
+@given(SEEDS)
+@settings(max_examples=20)
+def test_rows_of_one_token_make_sequence_options_token_options(seed: int) -> None:
+    old, rollout, _ = _batch(seed, width=1)
+    mask = torch.ones_like(old, dtype=torch.bool)
+    torch.testing.assert_close(
+        *(_weights(CorrectionOptions(rollout_is=kind), old, rollout, mask) for kind in ("token", "sequence")),
+        rtol=1e-14,
+        atol=1e-14,
+    )
+    for estimator, threshold in (("k1", "0.7_1.3"), ("k2", 0.05), ("k3", 0.05)):
+        levels = [level for level in ("token", "seq_sum", "seq_mean", "seq_max") if f"{level}_{estimator}" in REJECTIONS]
+        options = [CorrectionOptions(rollout_rs=f"{level}_{estimator}", rollout_rs_threshold=threshold) for level in levels]
+        accepted = [correct(old, rollout, mask, option).accepted_BR for option in options]
+        assert all(torch.equal(accepted[0], other) for other in accepted[1:])
+
+
+@given(SEEDS, st.sampled_from(list(REJECTIONS)))
+@settings(max_examples=40)
+def test_a_wider_threshold_rejects_no_more(seed: int, name: str) -> None:
+    old, rollout, mask = _batch(seed)
+    thresholds = [1.1, 1.5, 2.5] if name.endswith("k1") else [0.02, 0.1, 0.6]
+    accepted = [
+        correct(old, rollout, mask, CorrectionOptions(rollout_rs=name, rollout_rs_threshold=threshold)).accepted_BR
+        for threshold in thresholds
+    ]
+    assert not (accepted[0] & ~accepted[1]).any()
+    assert not (accepted[1] & ~accepted[2]).any()
+
+
+@given(SEEDS, st.floats(0.1, 5), st.sampled_from(["token", "sequence"]), st.sampled_from([torch.float32, torch.float64]))
+@settings(max_examples=40)
+def test_weights_lie_between_zero_and_the_threshold(seed: int, high: float, kind: str, dtype: torch.dtype) -> None:
+    old, rollout, mask = _batch(seed, spread=30.0)
+    weights = _weights(CorrectionOptions(rollout_is=kind, rollout_is_threshold=high), old.to(dtype), rollout.to(dtype), mask)
+    assert weights.dtype == dtype
+    assert (weights >= 0).all()
+    assert (weights <= torch.tensor(high, dtype=dtype)).all()
+
+
+@given(SEEDS)
+@settings(max_examples=20)
+def test_float32_says_what_float64_says(seed: int) -> None:
+    old, rollout, mask = (tensor.float() if tensor.is_floating_point() else tensor for tensor in _batch(seed))
+    options = CorrectionOptions(rollout_is="token", rollout_is_threshold=1.5)
+    got, want = correct(old, rollout, mask, options), correct(old.double(), rollout.double(), mask, options)
+    assert got.weights_BR is not None
+    assert want.weights_BR is not None
+    torch.testing.assert_close(got.weights_BR.double(), want.weights_BR, rtol=1e-6, atol=1e-7)
+    assert got.metrics == pytest.approx(want.metrics, rel=1e-5, abs=1e-6)
+
+
+def test_a_small_mismatch_keeps_its_digits_in_float32() -> None:
+    """e^l as a float32 near 1 leaves two digits of k3, which is 3e-8 here."""
+    rollout = torch.full((4, 512), -1.0)
+    old = rollout + 2**-12
+    metrics = correct(old, rollout, torch.ones_like(old, dtype=torch.bool), CorrectionOptions()).metrics
+    assert metrics["k3_kl"] == pytest.approx(2**-25, rel=1e-3)
+    assert metrics["chi2_token"] == pytest.approx(math.expm1(2**-11), rel=1e-5)
+
+
+def test_with_and_without_metrics_say_the_same() -> None:
+    old, rollout, mask = _batch(3)
+    for kind in ("token", "sequence"):
+        options = CorrectionOptions(
+            rollout_is=kind, rollout_is_batch_normalize=True, rollout_rs="token_k1,seq_mean_k3", rollout_rs_threshold="1.5,0.1"
+        )
+        quick, full = correct(old, rollout, mask, options, with_metrics=False), correct(old, rollout, mask, options)
+        assert quick.metrics == {}
+        _same(Correction(weights_BR=quick.weights_BR, accepted_BR=quick.accepted_BR, metrics=full.metrics), full)
+
+
+# --- edges ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (0, 4), (3, 0)])
+def test_a_batch_without_policy_tokens_has_no_weights_and_no_metrics(shape: tuple[int, int]) -> None:
+    mask = torch.zeros(shape, dtype=torch.bool)
+    options = CorrectionOptions(
+        rollout_is="sequence", rollout_is_batch_normalize=True, rollout_rs="seq_mean_k1,token_k2", rollout_rs_threshold=2
+    )
+    found = correct(torch.randn(shape), torch.randn(shape), mask, options)
+    assert found.weights_BR is not None
+    assert found.weights_BR.shape == shape
+    assert not found.weights_BR.any()
+    assert not found.accepted_BR.any()
+    assert found.metrics == {}
+
+
+def test_log_ratios_beyond_twenty_are_cut_and_metrics_stay_finite() -> None:
+    old, rollout = torch.tensor([[-500.0, -0.1, -0.1]]), torch.tensor([[-0.1, -500.0, -30.1]])
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    options = CorrectionOptions(rollout_is="token", rollout_is_threshold=1e9, rollout_rs="token_k1", rollout_rs_threshold=1e10)
+    found = correct(old, rollout, mask, options)
+    torch.testing.assert_close(found.weights_BR, torch.tensor([[0.0, math.exp(20), math.exp(20)]]), rtol=1e-6, atol=1e-8)
+    assert found.accepted_BR.all()
+    assert all(math.isfinite(value) for value in found.metrics.values())
+    assert found.metrics["kl"] == pytest.approx(-10.0, abs=1e-4)  # not clamped
+
+
+def test_what_is_no_number_is_rejected() -> None:
+    old = OLD.clone()
+    old[0, 1] = math.nan
+    for name, rejected in (("token_k2", [[0, 1]]), ("seq_mean_k3", [[0, 0], [0, 1], [0, 2]])):
+        options = CorrectionOptions(rollout_rs=name, rollout_rs_threshold=100)
+        assert (MASK & ~correct(old, ROLLOUT, MASK, options).accepted_BR).nonzero().tolist() == rejected
+
+
+def test_weights_are_constants() -> None:
+    weights = _weights(CorrectionOptions(rollout_is="token"), OLD.clone().requires_grad_())
+    assert not weights.requires_grad
+
+
+def test_tensors_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"shapes \[2, 3\], \[2, 2\], \[2, 3\]"):
+        correct(OLD, ROLLOUT[:, :2], MASK, CorrectionOptions())
+    with pytest.raises(ValueError, match=r"float32, torch\.float64, torch\.bool"):
+        correct(OLD.float(), ROLLOUT, MASK, CorrectionOptions())
+    with pytest.raises(ValueError, match="and bool"):
+        correct(OLD, ROLLOUT, MASK.long(), CorrectionOptions())
+
+
+# --- options --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"rollout_is": "row"}, "rollout_is = 'row': allowed are 'token', 'sequence' and None"),
+        ({"rollout_is": "token", "rollout_is_threshold": 0}, "rollout_is_threshold = 0: allowed is a number u > 0"),
+        ({"rollout_is": "token", "rollout_is_threshold": True}, "rollout_is_threshold = True: allowed is"),
+        ({"rollout_is": "token", "rollout_is_threshold": "2_1"}, "rollout_is_threshold = '2_1': allowed is .* 0 < l <= u"),
+        ({"rollout_is": "token", "rollout_is_threshold": "0_1"}, "rollout_is_threshold = '0_1'"),
+        ({"rollout_is": "token", "rollout_is_threshold": "1_2_3"}, "rollout_is_threshold = '1_2_3'"),
+        ({"rollout_is": "token", "rollout_is_threshold": math.nan}, "rollout_is_threshold = nan"),
+        ({"rollout_is": "token", "rollout_is_threshold": math.inf}, "rollout_is_threshold = inf"),
+        ({"rollout_is": "token", "rollout_is_threshold": "two"}, "rollout_is_threshold = 'two'"),
+        ({"rollout_is_threshold": 3.0}, "rollout_is_threshold = 3.0 has no effect"),
+        ({"rollout_is_batch_normalize": True}, "rollout_is_batch_normalize = True has no effect"),
+        ({"rollout_rs_threshold": 2}, "rollout_rs_threshold = 2 has no effect"),
+        ({"rollout_rs": "token_k4", "rollout_rs_threshold": 2}, "rollout_rs = 'token_k4': allowed is .* token_k1, "),
+        ({"rollout_rs": "seq_max_k1", "rollout_rs_threshold": 2}, "rollout_rs = 'seq_max_k1'"),
+        ({"rollout_rs": "", "rollout_rs_threshold": 2}, "rollout_rs = ''"),
+        ({"rollout_rs": "token_k2,token_k2", "rollout_rs_threshold": 2}, "list of different ones"),
+        ({"rollout_rs": "token_k2"}, "rollout_rs_threshold = None for 1 options of rollout_rs: allowed is one threshold"),
+        ({"rollout_rs": "token_k2", "rollout_rs_threshold": "1,2"}, "'1,2' for 1 options of rollout_rs: allowed is one threshold"),
+        (
+            {"rollout_rs": "token_k2,token_k3,seq_sum_k1", "rollout_rs_threshold": "1,2"},
+            "'1,2' for 3 options of rollout_rs: allowed is one threshold, or 3 in a comma list",
+        ),
+        ({"rollout_rs": "token_k2", "rollout_rs_threshold": "0.1_2"}, "'0.1_2' for token_k2: allowed is for k2 one number u > 0"),
+        ({"rollout_rs": "token_k1", "rollout_rs_threshold": 0.5}, "0.5 for token_k1: allowed is for k1 .* u >= 1"),
+        ({"rollout_rs": "token_k1", "rollout_rs_threshold": "3_2"}, "rollout_rs_threshold = '3_2'"),
+        ({"rollout_rs": "token_k2", "rollout_rs_threshold": -1}, "rollout_rs_threshold = -1: allowed is for k2 one number u > 0"),
+        ({"rollout_rs": "token_k2", "rollout_rs_threshold": False}, "rollout_rs_threshold = False"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused_in_one_line(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint) as refused:
+        CorrectionOptions(**options)
+    assert "\n" not in str(refused.value)
+
+
+def test_one_threshold_serves_all_options_and_numbers_may_be_text() -> None:
+    one = CorrectionOptions(rollout_rs="token_k2, seq_sum_k3", rollout_rs_threshold="0.3")
+    each = CorrectionOptions(rollout_rs="token_k2,seq_sum_k3", rollout_rs_threshold="0.3,0.3")
+    assert (
+        one.rejections
+        == each.rejections
+        == CorrectionOptions(rollout_rs="token_k2,seq_sum_k3", rollout_rs_threshold=0.3).rejections
+    )
+    assert CorrectionOptions(rollout_is="token", rollout_is_threshold="1.5").band.is_strict is False
