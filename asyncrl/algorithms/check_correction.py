@@ -3,6 +3,7 @@
 Place: `check.py` calls it. Weights and metrics within the files' tolerance; the mask after rejection, `accepted_BR` here, exactly.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 
 from asyncrl.algorithms.checking import Case, Check, Compared, Json, compare, compare_exact, compare_metrics
@@ -27,8 +28,10 @@ def check_correction(case: Case) -> Iterator[Compared]:
     mask_BR = case.mask()
     got = correct(case.floats("old_log_prob"), case.floats("rollout_log_prob"), mask_BR, stored_options(case.params))
     weights = case.outputs.get("weights")
-    if weights is not None:
-        yield compare(mask_BR.new_zeros(()) if got.weights_BR is None else got.weights_BR, weights, mask=mask_BR, name="weights")
+    if weights is not None and got.weights_BR is None:
+        yield Compared(passed=False, worst=math.inf, what="weights: absent, expected some")
+    elif weights is not None and got.weights_BR is not None:
+        yield compare(got.weights_BR, weights, mask=mask_BR, name="weights")
     if "response_mask" in case.outputs:
         yield compare_exact(got.accepted_BR, case.outputs["response_mask"], name="response_mask")
     yield from compare_metrics(got.metrics, case.outputs.get("metrics", {}))
