@@ -40,9 +40,10 @@ class Groups:
         """float64 [B]: the mean over the row's group."""
         return self.sum(values_B) / self.count_B
 
-    def std(self, centred_B: torch.Tensor) -> torch.Tensor:
-        """float64 [B]: the standard deviation over the row's group, n - 1 under the root, of values already less their mean."""
-        return (self.sum(centred_B.double().square()) / (self.count_B - 1).clamp(min=1)).sqrt()
+    def std(self, values_B: torch.Tensor) -> torch.Tensor:
+        """float64 [B]: the standard deviation over the row's group, n - 1 under the root; 1 where the group is constant."""
+        variance_B = self.sum((values_B - self.mean(values_B)).square()) / (self.count_B - 1).clamp(min=1)
+        return torch.where(self.signal(values_B), variance_B.sqrt(), 1.0)
 
     def signal(self, values_B: torch.Tensor) -> torch.Tensor:
         """bool [B]: the row's group holds two different values. max == min decides, not std == 0, which rounding defeats."""

@@ -61,7 +61,7 @@ def grpo_scores(
     centred_B = groups.centred(rewards_B, singleton=singleton)
     if not norm_by_std:
         return centred_B
-    return centred_B / (torch.where(groups.count_B == 1, 1.0, groups.std(centred_B)) + epsilon)
+    return centred_B / (groups.std(rewards_B) + epsilon)
 
 
 def rloo_advantages(
@@ -141,7 +141,7 @@ def grpo_passk_advantages(
     best_G, second_G = groups.two_highest(rewards_B)
     lead_G = torch.where(groups.count_G > 1, rewards_B[best_G].double() - rewards_B[second_G].double(), 0.0)
     if norm_by_std:
-        lead_G = lead_G / (groups.std(groups.centred(rewards_B, singleton="zero"))[best_G] + epsilon)
+        lead_G = lead_G / (groups.std(rewards_B)[best_G] + epsilon)
     advantages_B = torch.zeros_like(rewards_B, dtype=torch.float64).index_copy(0, best_G, lead_G)
     return spread(advantages_B, mask_BR, dtype or _float_dtype(rewards_B))
 
