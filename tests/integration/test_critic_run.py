@@ -1,0 +1,92 @@
+"""Whole runs with a critic: it learns, it is resumed byte for byte, and a run cannot gain or lose it."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from asyncrl import assembly
+from asyncrl.config import TrainRun, load_run
+from asyncrl.errors import CheckpointError
+from asyncrl.observe.metrics import read_metrics
+from asyncrl.preflight import check_train
+
+GAE = ("algorithm.adv_estimator=gae", "critic.optim.lr=0.01", "rollout.deterministic=true")
+
+
+async def train(config: Path, *overrides: str, resume: bool = False) -> Path:
+    run = load_run(TrainRun, config, [*GAE, *overrides])
+    # The checks run a loop of their own, so they need a thread here; the command line has no loop yet when it calls them.
+    return await assembly.run_training(run, await asyncio.to_thread(check_train, run), resume=resume)
+
+
+def _files(folder: Path, *names: str) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in names]
+
+
+async def test_the_critic_learns_what_the_policy_earns(config: Path) -> None:
+    """The same for every answer, so there is nothing else to learn; then the advantages are gone as well."""
+    (config.parent / "kind_reward.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info):\n    return 0.8\n"
+    )
+    folder = await train(config, "reward.function=kind_reward:score", "trainer.total_training_steps=10", "rollout.n=1")
+    steps = read_metrics(folder / "metrics.jsonl")
+    assert steps[0]["critic/values/max"] == 0.0, "a new critic expects nothing"
+    assert steps[0]["critic/vf_loss"] == pytest.approx(0.5 * 0.8**2)
+    assert steps[-1]["critic/vf_loss"] < 0.1 * steps[0]["critic/vf_loss"]
+    assert steps[-1]["critic/values/mean"] == pytest.approx(0.8, abs=0.3)
+    told = {"critic/vf_clipfrac", "critic/vpred_mean", "timing_s/values", "timing_s/update_critic"}
+    for row in steps:
+        assert told <= row.keys()
+        assert row["critic/grad_norm"] > 0
+        assert (row["critic/lr"], row["critic/skipped_updates"]) == (0.01, 0)
+
+
+async def test_a_resumed_run_has_the_actor_and_the_critic_of_one_that_never_stopped(config: Path) -> None:
+    whole = await train(config, "trainer.total_training_steps=4", "trainer.experiment_name=whole")
+    await train(config, "trainer.total_training_steps=2", "trainer.experiment_name=halves")
+    halves = await train(config, "trainer.total_training_steps=4", "trainer.experiment_name=halves", resume=True)
+    names = [f"model/{name}" for name in ("config.json", "model.safetensors")] + ["optimizer.safetensors"]
+    files = [*names, *(f"critic/{name}" for name in names)]
+    last = "checkpoints/global_step_4"
+    assert _files(whole / last, *files) == _files(halves / last, *files)
+    begun, end = (load_file(halves / f"checkpoints/global_step_{step}/critic/model/model.safetensors") for step in (2, 4))
+    assert any(not begun[name].equal(end[name]) for name in end), "nothing was learned, so the comparison proves nothing"
+    manifest = json.loads((halves / last / "manifest.json").read_text())
+    assert {f"critic/{name}" for name in names} <= manifest["files"].keys()
+    assert manifest["critic_counters"]["updates"] == 4
+
+
+async def test_in_the_warm_up_the_critic_learns_alone(config: Path) -> None:
+    overrides = ["trainer.total_training_steps=3", "trainer.critic_warmup=2", "trainer.save_freq=1", "trainer.max_ckpt_to_keep=3"]
+    folder = await train(config, *overrides)
+    actor, critic = (
+        [(folder / f"checkpoints/global_step_{step}/{name}/model.safetensors").read_bytes() for step in (1, 2, 3)]
+        for name in ("model", "critic/model")
+    )
+    assert actor[0] == actor[1] != actor[2]
+    assert len(set(critic)) == 3
+    steps = read_metrics(folder / "metrics.jsonl")
+    assert ["actor/lr" in row for row in steps] == [False, False, True]
+    assert all("critic/vf_loss" in row for row in steps)
+    manifest = json.loads((folder / "checkpoints/global_step_3/manifest.json").read_text())
+    assert (manifest["counters"]["updates"], manifest["critic_counters"]["updates"]) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ("gae", "reinforce_plus_plus", r"has a critic, and algorithm\.adv_estimator = 'reinforce_plus_plus' wants none"),
+        ("reinforce_plus_plus", "gae", r"has no critic, and algorithm\.adv_estimator = 'gae' wants one"),
+    ],
+)
+async def test_a_run_cannot_gain_or_lose_its_critic(config: Path, first: str, second: str, message: str) -> None:
+    async def part(estimator: str, *, resume: bool) -> None:
+        run = load_run(TrainRun, config, ["trainer.total_training_steps=1", f"algorithm.adv_estimator={estimator}"])
+        await assembly.run_training(run, await asyncio.to_thread(check_train, run), resume=resume)
+
+    await part(first, resume=False)
+    with pytest.raises(CheckpointError, match=message):
+        await part(second, resume=True)
