@@ -9,8 +9,9 @@ from types import MappingProxyType
 import torch
 
 from asyncrl.algorithms.aggregation import AggregationMode, token_weights
+from asyncrl.algorithms.check_correction import stored_options
 from asyncrl.algorithms.checking import Case, Check, Compared, Json, compare, compare_metrics
-from asyncrl.algorithms.correction import Correction, CorrectionOptions, correct
+from asyncrl.algorithms.correction import Correction, correct
 from asyncrl.algorithms.kl import AdaptiveKL, FixedKL, kl_in_reward, kl_penalty
 from asyncrl.algorithms.losses import POLICY_LOSSES, LossInputs, LossSpec
 from asyncrl.algorithms.masked import masked_mean, masked_sum, masked_var, masked_whiten
@@ -47,9 +48,9 @@ def check_policy_loss(case: Case) -> Iterator[Compared]:
 
 def _bypass(case: Case) -> tuple[bool, Correction]:
     """(is the loss reinforce?, weights and accepted tokens of the policy against the rollout)."""
-    options = {name: value for name, value in case.params["rollout_correction"].items() if value is not None}
-    is_reinforce = options.pop("loss_type") == "reinforce"
-    return is_reinforce, correct(case.floats("log_prob"), case.floats("old_log_prob"), case.mask(), CorrectionOptions(**options))
+    stored = case.params["rollout_correction"]
+    correction = correct(case.floats("log_prob"), case.floats("old_log_prob"), case.mask(), stored_options(stored))
+    return stored.get("loss_type") == "reinforce", correction
 
 
 def _loss_inputs(
