@@ -15,6 +15,11 @@ from asyncrl.preflight import check_train
 
 GAE = ("algorithm.adv_estimator=gae", "critic.optim.lr=0.01", "rollout.deterministic=true")
 
+KIND = """
+def score(data_source, solution_str, ground_truth, extra_info):
+    return 0.8
+"""
+
 
 async def train(config: Path, *overrides: str, resume: bool = False) -> Path:
     run = load_run(TrainRun, config, [*GAE, *overrides])
@@ -27,10 +32,8 @@ def _files(folder: Path, *names: str) -> list[bytes]:
 
 
 async def test_the_critic_learns_what_the_policy_earns(config: Path) -> None:
-    """The same for every answer, so there is nothing else to learn; then the advantages are gone as well."""
-    (config.parent / "kind_reward.py").write_text(
-        "def score(data_source, solution_str, ground_truth, extra_info):\n    return 0.8\n"
-    )
+    """The same for every answer, so there is nothing else to learn."""
+    (config.parent / "kind_reward.py").write_text(KIND)
     folder = await train(config, "reward.function=kind_reward:score", "trainer.total_training_steps=10", "rollout.n=1")
     steps = read_metrics(folder / "metrics.jsonl")
     assert steps[0]["critic/values/max"] == 0.0, "a new critic expects nothing"
@@ -45,18 +48,18 @@ async def test_the_critic_learns_what_the_policy_earns(config: Path) -> None:
 
 
 async def test_a_resumed_run_has_the_actor_and_the_critic_of_one_that_never_stopped(config: Path) -> None:
-    whole = await train(config, "trainer.total_training_steps=4", "trainer.experiment_name=whole")
+    whole = await train(config, "trainer.total_training_steps=3", "trainer.experiment_name=whole")
     await train(config, "trainer.total_training_steps=2", "trainer.experiment_name=halves")
-    halves = await train(config, "trainer.total_training_steps=4", "trainer.experiment_name=halves", resume=True)
+    halves = await train(config, "trainer.total_training_steps=3", "trainer.experiment_name=halves", resume=True)
     names = [f"model/{name}" for name in ("config.json", "model.safetensors")] + ["optimizer.safetensors"]
     files = [*names, *(f"critic/{name}" for name in names)]
-    last = "checkpoints/global_step_4"
+    last = "checkpoints/global_step_3"
     assert _files(whole / last, *files) == _files(halves / last, *files)
-    begun, end = (load_file(halves / f"checkpoints/global_step_{step}/critic/model/model.safetensors") for step in (2, 4))
+    begun, end = (load_file(halves / f"checkpoints/global_step_{step}/critic/model/model.safetensors") for step in (2, 3))
     assert any(not begun[name].equal(end[name]) for name in end), "nothing was learned, so the comparison proves nothing"
     manifest = json.loads((halves / last / "manifest.json").read_text())
     assert {f"critic/{name}" for name in names} <= manifest["files"].keys()
-    assert manifest["critic_counters"]["updates"] == 4
+    assert manifest["critic_counters"]["updates"] == 3
 
 
 async def test_in_the_warm_up_the_critic_learns_alone(config: Path) -> None:
