@@ -111,8 +111,8 @@ class ChatEndpoint:
 
     def _asked_pause_s(self, header: str) -> float:
         """Seconds of a Retry-After header, a number or a date; 0 without one, or with one that is neither."""
-        if header.strip().isdecimal():
-            return float(header[:9])
+        if header.isascii() and header.strip().isdecimal():
+            return float(header.strip()[:9])
         try:
             date = parsedate_to_datetime(header)
         except ValueError:
