@@ -21,10 +21,14 @@ GROUP_SIZE = 2
 class Rig:
     """What a trainer and its runner do to replay, step by step."""
 
-    def __init__(self, *, batch_size: int, updates: int, max_staleness: int, config: ReplayConfig, queue: TransferQueue) -> None:
+    def __init__(
+        self, *, batch_size: int, updates: int, max_staleness: int, config: ReplayConfig, queue: TransferQueue, filter_groups: bool
+    ) -> None:
         self.queue = queue
         self.admission = Admission(batch_size=batch_size, updates=updates, max_staleness=max_staleness)
-        self.replay = ReplayBuffer(self.queue, self.admission, group_size=GROUP_SIZE, config=config, world=RealWorld())
+        self.replay = ReplayBuffer(
+            self.queue, self.admission, group_size=GROUP_SIZE, config=config, world=RealWorld(), filter_groups=filter_groups
+        )
         self.batch_size = batch_size
 
     async def admit(self, uid: str) -> None:
@@ -35,20 +39,20 @@ class Rig:
     async def status(self, uid: str, status: str, **tag: bool | str) -> None:
         await self.queue.kv_put(uid, partition_id="train", lease=GroupLease(uid=uid), tag={"status": status, **tag})
 
-    async def write(self, uid: str, session_id: int, num_outputs: int = 1) -> None:
+    async def write(self, uid: str, session_id: int, num_outputs: int = 1, score: float | None = None) -> None:
         """One session, from its lease to its rows."""
         lease = SessionLease(uid=uid, session_id=session_id)
         await self.queue.open_lease(lease)
         keys = [f"{uid}_{session_id}_{index}" for index in range(num_outputs)]
         fields: dict[str, list[Any]] = {"responses": [[session_id] * 5] * num_outputs, "extra_fields": [{"uid": uid}] * num_outputs}
-        tags = [{"response_len": 5}] * num_outputs
+        tags = [{"response_len": 5, **({} if score is None else {"score": score})}] * num_outputs
         await self.queue.kv_batch_put(keys, partition_id="train", lease=lease, fields=fields, tags=tags)
         await self.queue.close_lease(lease)
 
-    async def finish(self, uid: str) -> None:
+    async def finish(self, uid: str, *scores: float) -> None:
         await self.status(uid, "running")
         for session_id in reversed(range(GROUP_SIZE)):
-            await self.write(uid, session_id)
+            await self.write(uid, session_id, score=scores[session_id] if scores else None)
         await self.settle(uid, "finished")
 
     async def fail(self, uid: str, failure: str = "infra: engine lost") -> None:
@@ -78,12 +82,23 @@ async def _start(
     max_staleness: int = 0,
     sample_timeout_s: float = 30.0,
     max_failed: int = 32,
+    max_filtered: int = 32,
+    filter_groups: bool = False,
     journal: Journal | None = None,
     queue: TransferQueue | None = None,
 ) -> AsyncIterator[Rig]:
-    config = ReplayConfig(sample_timeout_s=sample_timeout_s, max_failed_groups_in_a_row=max_failed)
+    config = ReplayConfig(
+        sample_timeout_s=sample_timeout_s, max_failed_groups_in_a_row=max_failed, max_filtered_groups_in_a_row=max_filtered
+    )
     store = queue or TransferQueue(journal)
-    rig = Rig(batch_size=batch_size, updates=updates, max_staleness=max_staleness, config=config, queue=store)
+    rig = Rig(
+        batch_size=batch_size,
+        updates=updates,
+        max_staleness=max_staleness,
+        config=config,
+        queue=store,
+        filter_groups=filter_groups,
+    )
     running = asyncio.create_task(rig.replay.run())
     await settle_loop()
     try:
