@@ -8,6 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from asyncrl.config.algorithms import idle_algorithm_keys
 from asyncrl.config.keys import leaves
+from asyncrl.config.rewards import JudgeConfig, LimitsConfig
 from asyncrl.config.runs import SFTRun, TrainRun
 from asyncrl.config.simulation import Scenario
 from asyncrl.errors import ConfigError
@@ -24,6 +25,10 @@ class Switch(NamedTuple, Generic[Run]):
     keys: str
 
 
+LIMITS, JUDGE = (
+    " ".join(f"reward.{section}.{key}" for key in kind.model_fields)
+    for section, kind in (("limits", LimitsConfig), ("judge", JudgeConfig))
+)
 SWITCHES: tuple[Switch[TrainRun], ...] = (
     Switch("actor.use_kl_loss is false", lambda run: not run.actor.use_kl_loss, "actor.kl_loss_coef actor.kl_loss_type"),
     Switch(
@@ -102,8 +107,7 @@ SWITCHES: tuple[Switch[TrainRun], ...] = (
     Switch(
         'reward.manager is not "rate_limited" or "judge"',
         lambda run: run.reward.manager not in ("rate_limited", "judge"),
-        "reward.limits.max_concurrent reward.limits.max_rpm reward.limits.max_tpm"
-        " reward.limits.estimated_tokens_per_request reward.limits.queue_timeout_s",
+        LIMITS,
     ),
     Switch(
         "there is no limit to wait for: reward.limits has neither max_concurrent, max_rpm nor max_tpm",
@@ -118,8 +122,7 @@ SWITCHES: tuple[Switch[TrainRun], ...] = (
     Switch(
         'reward.manager is not "judge"',
         lambda run: run.reward.manager != "judge",
-        "reward.judge.base_url reward.judge.model reward.judge.prompt reward.judge.max_tokens reward.judge.api_key_env"
-        " reward.judge.max_attempts",
+        JUDGE,
     ),
     Switch('reward.manager is "judge"', lambda run: run.reward.manager == "judge", "reward.function reward.num_workers"),
     Switch("store.journal is false", lambda run: not run.store.journal, "store.sync store.commit_timeout_s"),
@@ -153,8 +156,7 @@ SCENARIO_SWITCHES: tuple[Switch[Scenario], ...] = (
     Switch(
         "rewards of a scenario are sim.reward",
         lambda run: True,
-        "reward.manager reward.function reward.num_workers reward.overlong_buffer_len reward.overlong_penalty_factor"
-        " reward.limits reward.judge",
+        f"reward.manager reward.function reward.num_workers reward.overlong_buffer_len reward.overlong_penalty_factor {LIMITS} {JUDGE}",
     ),
     Switch("the tools of a scenario are sim.tools", lambda run: True, "agent.tools"),
     Switch("trainer.total_training_steps says how many steps", lambda run: True, "trainer.total_epochs"),
