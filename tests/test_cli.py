@@ -66,6 +66,16 @@ CASES: dict[str, tuple[Callable[[Config], Path], str]] = {
     ),
     "wrong type": (lambda make: make(toml='rollout.n = "8"'), "rollout.n = '8'"),
     "key without effect": (lambda make: make(toml="actor.kl_loss_coef = 0.1"), "actor.kl_loss_coef has no effect"),
+    "a judge without its key": (
+        lambda make: make(
+            toml='reward = { manager = "judge", judge = { base_url = "http://localhost/v1", model = "m", api_key_env = "NO_KEY" } }'
+        ),
+        "reward.judge.api_key_env = 'NO_KEY': there is no such environment variable, or it is empty",
+    ),
+    "a penalty longer than the response": (
+        lambda make: make(toml='reward = { manager = "dapo", overlong_buffer_len = 2000 }'),
+        "data.max_response_length = 1024: the penalty would begin at 1024 - 2000 = -976 tokens",
+    ),
     "batch does not divide": (lambda make: make(batch=10, toml="actor.ppo_mini_batch_size = 3"), "10 / 3 = 3.33"),
     "more groups than rows": (lambda make: make(batch=10), "data.train_batch_size = 10 but the training files give 1 rows"),
     "missing file": (lambda make: make(toml='data.val_files = "nothing.jsonl"'), "data.val_files"),

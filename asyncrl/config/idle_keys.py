@@ -156,7 +156,8 @@ SCENARIO_SWITCHES: tuple[Switch[Scenario], ...] = (
     Switch(
         "rewards of a scenario are sim.reward",
         lambda run: True,
-        f"reward.manager reward.function reward.num_workers reward.overlong_buffer_len reward.overlong_penalty_factor {LIMITS} {JUDGE}",
+        "reward.manager reward.function reward.num_workers reward.overlong_buffer_len reward.overlong_penalty_factor"
+        f" {LIMITS} {JUDGE}",
     ),
     Switch("the tools of a scenario are sim.tools", lambda run: True, "agent.tools"),
     Switch("trainer.total_training_steps says how many steps", lambda run: True, "trainer.total_epochs"),
