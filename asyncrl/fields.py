@@ -117,7 +117,7 @@ CATALOGUE: dict[str, Field] = _fields(
     ("advantages", "float32", "response", "advantage", "update_actor", "every step", _SEED),
     ("returns", "float32", "response", "advantage", "update_critic observe", "every step", _SEED),
     ("rollout_is_weights", "float32", "response", "correction", "advantage update_actor", "importance weights are on", _SOURCE),
-    ("loss_weights", "float32", "response", "correction", "update_critic update_actor observe", "rejection is on: 0 or 1", _DESIGN),
+    ("loss_weights", "float32", "response", "correction", "update_critic update_actor observe", "rejection is on: 0 or 1", _TESTED),
 )  # fmt: skip
 
 SEVERAL_AXES = frozenset({"position_ids"})

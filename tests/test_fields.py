@@ -110,7 +110,7 @@ STAGES = [
     advantage_stage(AlgorithmConfig(use_kl_in_reward=True), kl=kl_coefficient(AlgorithmConfig(use_kl_in_reward=True))),
     advantage_stage(AlgorithmConfig(adv_estimator="gae")),
     advantage_stage(AlgorithmConfig(adv_estimator="remax")),
-    advantage_stage(AlgorithmConfig(adv_estimator="gdpo")),
+    advantage_stage(AlgorithmConfig(adv_estimator="gdpo", gdpo_reward_keys=["x"])),
     advantage_stage(AlgorithmConfig(adv_estimator="optimal_token_baseline"), has_is_weights=True),
     correction_stage(CorrectionOptions(rollout_is="token", rollout_rs="token_k2", rollout_rs_threshold=1.0)),
     batch_metrics_stage(),

@@ -6,12 +6,15 @@ fields, keys, errors, replay.groups, stages, protocol.invariants -> [tables] -> 
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NoReturn
 
 from tensordict import TensorDict
 
 from asyncrl import errors
+from asyncrl.algorithms.correction import CorrectionOptions
 from asyncrl.config import AlgorithmConfig, TrainRun
+from asyncrl.config.algorithms import ESTIMATORS
 from asyncrl.fields import CATALOGUE, Field
 from asyncrl.keys import GroupLease, SessionLease, StepLease
 from asyncrl.ports import GroupStatus
@@ -19,12 +22,15 @@ from asyncrl.protocol import invariants as protocol_invariants
 from asyncrl.protocol.invariants import BATCH_INVARIANTS, SHAPE_INVARIANTS
 from asyncrl.reference import FIELD_COLUMNS, KEY_COLUMNS, TAG_COLUMNS, field_row, key_rows, markdown, tag_rows
 from asyncrl.replay.groups import NEXT
-from asyncrl.stages.advantage import advantage_stage
+from asyncrl.stages.advantage import advantage_stage, kl_coefficient
 from asyncrl.stages.batch_metrics import batch_metrics_stage
+from asyncrl.stages.correction import correction_stage
 from asyncrl.stages.old_log_prob import bypass_stage, recompute_stage
 from asyncrl.stages.ref_log_prob import ref_log_prob_stage
 from asyncrl.stages.stage import Stage
-from asyncrl.stages.update_actor import update_actor_stage
+from asyncrl.stages.update_actor import LOSS_COLUMNS, update_actor_stage
+from asyncrl.stages.update_critic import update_critic_stage
+from asyncrl.stages.values import values_stage
 
 # --- fields and tags --------------------------------------------------------------------------------------------------------------
 
@@ -85,20 +91,33 @@ def mermaid(edges: Iterable[tuple[str, str] | tuple[str, str, str]]) -> str:
 # --- stages -----------------------------------------------------------------------------------------------------------------------
 
 
-def _never(columns: TensorDict, *rest: object) -> NoReturn:
+def _never(columns: TensorDict, *rest: object, **named: object) -> NoReturn:
     raise AssertionError("a stage of the documentation does not run")
 
 
 def run_stages() -> list[tuple[str, Stage]]:
-    """(when it is part of a run, the stage), in the order of a step."""
+    """(when it is part of a run, the stage with all that it may read and write), in the order of a step."""
+    correction = CorrectionOptions(rollout_is="token", rollout_rs="token_k2", rollout_rs_threshold=1.0)
     return [
-        ('`algorithm.old_log_probs = "recompute"`', recompute_stage(_never)),
+        ('`algorithm.old_log_probs = "recompute"`', recompute_stage(_never, with_squares=True)),
         ('`algorithm.old_log_probs = "bypass"`', bypass_stage()),
-        ("`actor.use_kl_loss`", ref_log_prob_stage(_never)),
-        ("always", advantage_stage(AlgorithmConfig())),
-        ("always", update_actor_stage(_never, has_old_log_probs=True, has_reference=True)),
+        ("`actor.use_kl_loss` or `algorithm.use_kl_in_reward`", ref_log_prob_stage(_never)),
+        ('`algorithm.adv_estimator = "gae"`', values_stage(_never)),
+        ("old log-probs are recomputed", correction_stage(correction)),
+        ("always", _advantage()),
+        ('`algorithm.adv_estimator = "gae"`', update_critic_stage(_never, has_loss_weights=True)),
+        ("always", update_actor_stage(_never, columns=LOSS_COLUMNS)),
         ("always", batch_metrics_stage()),
     ]
+
+
+def _advantage() -> Stage:
+    """With what any estimator reads."""
+    kl = kl_coefficient(AlgorithmConfig(use_kl_in_reward=True))
+    needed = {"gdpo": {"gdpo_reward_keys": ["x"]}}
+    configs = [AlgorithmConfig.model_validate({"adv_estimator": name, **needed.get(name, {})}) for name in ESTIMATORS]
+    stages = [advantage_stage(config, kl=kl, has_is_weights=True) for config in configs]
+    return replace(stages[0], reads=frozenset[str]().union(*(stage.reads for stage in stages)))
 
 
 def stages_table() -> str:

@@ -2,10 +2,13 @@
 
 import inspect
 import re
+from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+import torch
+from tensordict import TensorDict
 
 from asyncrl import errors
 from asyncrl.config import TrainRun
@@ -16,6 +19,7 @@ from asyncrl.protocol import invariants
 from asyncrl.protocol_page import tables
 from asyncrl.protocol_page.tables import data_errors, meaning_and_remedy, run_stages
 from asyncrl.replay.groups import PromptGroup, transition
+from asyncrl.stages.advantage import kl_coefficient
 from asyncrl.stages.stage import Stage
 from asyncrl.wiring import stages_of
 
@@ -56,20 +60,53 @@ def test_the_diagram_of_a_group_shows_the_moves_that_are_allowed() -> None:
 # --- stages -----------------------------------------------------------------------------------------------------------------------
 
 
-def told(stage: Stage) -> tuple[str, frozenset[str], frozenset[str]]:
-    return stage.name, stage.reads, stage.writes
+CORRECTION = {"rollout_is": "token", "rollout_rs": ["token_k2"], "rollout_rs_threshold": [1.0]}
+RUNS: dict[str, dict[str, Any]] = {
+    "elided": {},
+    "recomputed": {"old_log_probs": "recompute", "rollout_correction": CORRECTION, "adv_estimator": "optimal_token_baseline"},
+    "bypass": {"old_log_probs": "bypass"},
+    "critic": {"old_log_probs": "recompute", "rollout_correction": CORRECTION, "adv_estimator": "gae"},
+    "baseline": {"adv_estimator": "remax"},
+    "components": {"adv_estimator": "gdpo", "gdpo_reward_keys": ["x"]},
+    "kl": {"old_log_probs": "recompute", "use_kl_in_reward": True},
+}
+"""`algorithm` of runs that have, together, every stage with all that it may read and write."""
 
 
-@pytest.mark.parametrize("kind", ["recompute", "bypass"])
-def test_the_stages_are_those_that_a_run_has(kind: str) -> None:
-    """All of them together; update_actor reads the reference's log-probs only beside a reference."""
-    run = TrainRun.model_validate({"data": {"train_files": ["x"]}, "model": {"path": "x"}, "algorithm": {"old_log_probs": kind}})
-    actor = SimpleNamespace(log_probs=None, update=None)
-    of_run = {told(stage) for stage in stages_of(run, cast(Any, actor), reference=actor.log_probs)}
-    here = [(when, told(stage)) for when, stage in run_stages()]
-    name, reads, writes = next(each for each in of_run if each[0] == "update_actor")
-    of_run = of_run - {(name, reads, writes)} | {(name, reads | {"ref_log_prob"}, writes)}
-    assert of_run == {each for when, each in here if when == "always" or kind in when}
+def _no_forward(columns: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+    raise AssertionError("no stage runs here")
+
+
+def stages_of_run(algorithm: dict[str, Any]) -> tuple[Stage, ...]:
+    run = TrainRun.model_validate({"data": {"train_files": ["x"]}, "model": {"path": "x"}, "algorithm": algorithm})
+    model: Any = SimpleNamespace(log_probs=None, log_probs_and_squares=None, update=None, values=None)
+    reference = None if algorithm == {} else _no_forward
+    kl = kl_coefficient(run.algorithm)
+    return stages_of(run, model, reference=reference, critic=model if run.has_critic else None, kl=kl)
+
+
+def _all(stages: Iterable[Stage]) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
+    """Name of each stage -> what any of this name reads, and what it writes."""
+    found: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
+    for stage in stages:
+        reads, writes = found.get(stage.name, (frozenset[str](), frozenset[str]()))
+        found[stage.name] = (reads | stage.reads, writes | stage.writes)
+    return found
+
+
+def test_the_stages_are_those_that_runs_have() -> None:
+    """All of them together, and no more."""
+    assert _all(stage for algorithm in RUNS.values() for stage in stages_of_run(algorithm)) == _all(
+        stage for _, stage in run_stages()
+    )
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_the_stages_stand_in_the_order_of_a_run(kind: str) -> None:
+    names = list(dict.fromkeys(stage.name for _, stage in run_stages()))
+    own = [stage.name for stage in stages_of_run(RUNS[kind])]
+    assert own == [name for name in names if name in own]
+    assert {stage.name for when, stage in run_stages() if when == "always"} <= set(own)
 
 
 # --- invariants -------------------------------------------------------------------------------------------------------------------
