@@ -7,7 +7,7 @@ entry in the section's table of further options, or its default. So a key that t
 refused: for built-in ones when the configuration is read (`config/algorithms.py`), for the user's own here.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -53,7 +53,9 @@ def chosen_estimator(config: AlgorithmConfig) -> ChosenEstimator:
     key = "algorithm.adv_estimator"
     found = _found(key, config.adv_estimator, ESTIMATORS, Estimator)
     options = _bound(key, config.adv_estimator, found.options, config, ESTIMATOR_KEYS, config.adv_options, "adv_options")
-    return ChosenEstimator(estimator=found, options=options)
+    chosen = ChosenEstimator(estimator=found, options=options)
+    _try(lambda: chosen(_one_row(found, config)), key, config.adv_estimator, options)
+    return chosen
 
 
 def chosen_loss(run: TrainRun) -> ChosenLoss:
@@ -63,7 +65,7 @@ def chosen_loss(run: TrainRun) -> ChosenLoss:
     config: ActorConfig = run.actor
     found = _found("actor.loss_mode", config.loss_mode, POLICY_LOSSES, LossSpec)
     options = _bound("actor.loss_mode", config.loss_mode, found.options, config, LOSS_KEYS, config.loss_options, "loss_options")
-    _try(found, options, config.loss_mode)
+    _try(lambda: found.policy_loss(_one_token(found), options), "actor.loss_mode", config.loss_mode, options)
     return ChosenLoss(spec=found, options=options)
 
 
@@ -115,18 +117,32 @@ def _bound(
     return {**from_section, **{option: value for option, value in table.items() if option in own}}
 
 
-def _try(spec: LossSpec, options: Options, name: str) -> None:
-    """One token, so that a value which the loss refuses is told before the run and not in its first step."""
+def _try(call: Callable[[], object], key: str, name: str, options: Options) -> None:
+    """Once on nothing much, so that a value which the function refuses is told before the run and not in its first step."""
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key} = {name!r} with {dict(options)}: {message_of(error)}") from error
+
+
+def _one_row(estimator: Estimator, config: AlgorithmConfig) -> AdvantageInputs:
+    row, tokens = torch.zeros(1), torch.zeros(1, 1)
+    columns = {name: row if name == "reward_baselines" else tokens for name in estimator.needs - {"components"}}
+    return AdvantageInputs(
+        rewards_BR=tokens,
+        mask_BR=torch.ones(1, 1, dtype=torch.bool),
+        groups_B=torch.zeros(1, dtype=torch.int64),
+        components=dict.fromkeys(config.gdpo_reward_keys, row) if "components" in estimator.needs else None,
+        **{f"{name}_{'B' if column is row else 'BR'}": column for name, column in columns.items()},
+    )
+
+
+def _one_token(spec: LossSpec) -> LossInputs:
     one = torch.zeros(1)
-    selected = None if spec.select is None else torch.zeros(1, dtype=torch.bool)
-    inputs = LossInputs(
+    return LossInputs(
         log_prob_n=one.clone().requires_grad_(),
         old_log_prob_n=one,
         advantages_n=one,
         rows_n=torch.zeros(1, dtype=torch.int64),
-        selected_n=selected,
+        selected_n=None if spec.select is None else torch.zeros(1, dtype=torch.bool),
     )
-    try:
-        spec.policy_loss(inputs, options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"actor.loss_mode = {name!r} with {dict(options)}: {message_of(error)}") from error

@@ -117,6 +117,8 @@ def gpg_advantages(
     1. The paper's alpha leaves out the groups without signal; like verl, this counts rewards that are not 0.
     2. Both counts are over rows with a policy token; verl counts padding rows in the upper one.
     """
+    if f_norm <= 0:
+        raise ValueError(f"gpg_f_norm = {f_norm} must be positive, such as 1")
     counted_B = mask_BR.any(1)
     alpha = counted_B.sum() / (counted_B & (rewards_B != 0)).sum().clamp(min=1)
     advantages_B = Groups.of(groups_B).centred(rewards_B, singleton=singleton) * (alpha.double() / f_norm)
