@@ -118,7 +118,7 @@ STAGES = [
     recompute_stage(lambda columns: (columns["entropy"],) * 3, with_squares=True),
     ref_log_prob_stage(lambda columns: (columns["entropy"], columns["entropy"])),
     update_actor_stage(lambda columns, group_ids, session_ids, *, seed: {}, columns=LOSS_COLUMNS),
-    update_critic_stage(lambda columns, group_ids, session_ids: {}, has_loss_weights=True),
+    update_critic_stage(lambda columns, group_ids: {}, has_loss_weights=True),
     values_stage(lambda columns: columns["values"]),
 ]
 
