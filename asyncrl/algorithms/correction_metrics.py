@@ -172,7 +172,7 @@ def _row_rejection(sums: Sums, option: Rejection) -> Metrics:
     limited = values.clamp(option.low, option.high)
     return {
         "mean": _share(tokens * values, tokens),
-        "std": _deviation(_share(tokens * limited, tokens), _share(tokens * limited.square(), tokens)),
+        "std": math.sqrt(_share(tokens * (limited - _share(tokens * limited, tokens)).square(), tokens)),
         "max": float(values.max()),
         "min": float(values.min()),
         "fraction_high": _mean(values > option.high),

@@ -113,7 +113,7 @@ class Block:
             return
         values_b = values.amax(1) if option.level == "seq_max" else values.sum(1)
         if option.level == "seq_mean":
-            values_b /= self.sums["tokens"].clamp(min=1)
+            values_b /= self.sums["tokens"]  # no number for a row without tokens, which has none to accept
         kept_b = (values_b >= option.low) & (values_b <= option.high)
         accepted_bR.logical_and_(kept_b[:, None])
         self.sums |= {f"{option.name}/value": values_b, f"{option.name}/kept": kept_b}
