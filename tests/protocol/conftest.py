@@ -54,6 +54,7 @@ def make_batch() -> Callable[[], Batch]:
                 "reward_score": torch.tensor(scores),
                 "advantages": _column(masks, torch.float32, -1.5),
                 "returns": _column(masks, torch.float32, 2.0),
+                "values": _column(masks, torch.float32, 3.0),
             },
             batch_size=[len(keys)],
         )

@@ -138,6 +138,7 @@ BROKEN: list[tuple[str, Break, str]] = [
     ("score_sits_on_the_last_action", write("rm_scores", 2, 2, 0.25), "field 'rm_scores' sums to 0.25 but 'reward_score' is 0.5"),
     ("advantages_stay_inside_the_mask", write("advantages", 1, 1, 0.5), "u1_1_0: field 'advantages' is 0.5 at position 1"),
     ("advantages_stay_inside_the_mask", write("returns", 2, 0, 0.5), "u1_1_1: field 'returns' is 0.5 at position 0"),
+    ("advantages_stay_inside_the_mask", write("values", 1, 1, 0.5), "u1_1_0: field 'values' is 0.5 at position 1"),
     ("advantages_stay_inside_the_mask", write("advantages", 0, 0, float("nan")), "u1_0_0: field 'advantages' is nan at position 0"),
     ("padding_rows_weigh_nothing", retag(1, is_padding=True), "u1_1_0: a padding row has 'response_mask' summing to 1"),
     ("padding_rows_weigh_nothing", pad_tag_with_reward, "u2_0_0: a padding row has 'reward_score' summing to 0.25"),

@@ -22,7 +22,7 @@ The mask (`actions.py`):
 10. `only_actions_have_a_log_prob`          mask 0: log-prob and entropy 0
 11. `log_probs_are_log_probs`               mask 1: finite and at most 0
 12. `score_sits_on_the_last_action`         rm_scores is 0 elsewhere
-13. `advantages_stay_inside_the_mask`       advantages and returns are finite, and 0 where the mask is
+13. `advantages_stay_inside_the_mask`       advantages, returns and values are finite, and 0 where the mask is
 14. `padding_rows_weigh_nothing`            is_padding: no action, no reward, no advantage (I8)
 
 Weight versions (`versions.py`):

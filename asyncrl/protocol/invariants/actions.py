@@ -13,7 +13,16 @@ LOG_PROB_SLACK = 1e-5
 
 LOG_PROBS = ("rollout_log_probs", "old_log_probs", "ref_log_prob")
 
-WEIGHTS = ("response_mask", "rm_scores", "reward_score", "token_level_scores", "token_level_rewards", "advantages", "returns")
+WEIGHTS = (
+    "response_mask",
+    "rm_scores",
+    "reward_score",
+    "token_level_scores",
+    "token_level_rewards",
+    "advantages",
+    "returns",
+    "values",
+)
 """Fields through which a row can reach a loss, a metric or a count."""
 
 
@@ -63,8 +72,8 @@ def score_sits_on_the_last_action(meta: KVBatchMeta, columns: TensorDict) -> Non
 
 
 def advantages_stay_inside_the_mask(meta: KVBatchMeta, columns: TensorDict) -> None:
-    """`advantages` and `returns`, those that are present."""
-    for name in present(columns, "advantages", "returns"):
+    """`advantages`, `returns` and `values`, those that are present."""
+    for name in present(columns, "advantages", "returns", "values"):
         values = values_of(columns[name])
         for row, position, at in Tokens(columns[name]).first(~torch.isfinite(values)):
             raise FieldError(f"{meta.keys[row]}: field {name!r} is {float(values[at])} at position {position}; allowed: finite")
