@@ -5,10 +5,12 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from asyncrl.config import AlgorithmConfig
+from asyncrl.config.sections import KLControlConfig
+from asyncrl.errors import FieldError
 from asyncrl.ports import StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.ragged import ragged, rows_of
-from asyncrl.stages.advantage import advantage_stage
+from asyncrl.stages.advantage import advantage_stage, kl_coefficient
 from asyncrl.stages.batch_metrics import batch_metrics_stage
 from asyncrl.stages.old_log_prob import old_log_prob_stages
 
@@ -31,6 +33,71 @@ def test_advantages_are_group_relative_and_zero_on_observations() -> None:
         assert [row.tolist() for row in rows_of(output.columns[name])] == [row.tolist() for row in scores]
     assert output.metrics["critic/advantages/max"] == 0.5
     assert output.columns["advantages"].dtype == torch.float32
+
+
+def columns_of(masks: list[list[bool]], scores: list[list[float]], **others: list[list[float]]) -> TensorDict:
+    rows = {"response_mask": [torch.tensor(mask) for mask in masks], "rm_scores": [torch.tensor(row) for row in scores]}
+    rows |= {name: [torch.tensor(row) for row in column] for name, column in others.items()}
+    return TensorDict({name: ragged(column) for name, column in rows.items()}, batch_size=[len(masks)])
+
+
+@pytest.mark.parametrize(
+    "estimator", ["grpo", "rloo", "opo", "gpg", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "grpo_passk"]
+)
+def test_a_session_weighs_once_however_it_is_split(estimator: str) -> None:
+    """The score stands on each row of a session, and counts once."""
+    stage = advantage_stage(AlgorithmConfig(adv_estimator=estimator))
+    whole = stage.compute(
+        columns_of([[True, False, True, True], [True, True]], [[0.0, 0.0, 0.0, 1.0], [0.0, 0.25]]), meta("a_0_0", "a_1_0"), CONTEXT
+    )
+    parts = stage.compute(
+        columns_of([[True, False], [True, True], [True, True]], [[1.0, 0.0], [0.0, 0.25], [0.0, 1.0]]),
+        meta("a_0_0", "a_1_0", "a_0_1"),
+        CONTEXT,
+    )
+    for name in ("advantages", "returns"):
+        first, other, second = rows_of(parts.columns[name])
+        torch.testing.assert_close([torch.cat([first, second]), other], rows_of(whole.columns[name]))
+    assert [row.tolist() for row in rows_of(parts.columns["token_level_rewards"])] == [[0.0, 0.0], [0.0, 0.25], [0.0, 1.0]]
+
+
+def test_the_kl_is_taken_off_each_token_and_its_coefficient_follows_it() -> None:
+    config = AlgorithmConfig(
+        use_kl_in_reward=True,
+        kl_ctrl=KLControlConfig(type="adaptive", kl_coef=0.5, target_kl=0.1, horizon=10),
+        norm_adv_by_std_in_grpo=False,
+    )
+    kl = kl_coefficient(config)
+    stage = advantage_stage(config, kl=kl)
+    assert {"old_log_probs", "ref_log_prob"} <= stage.reads
+    columns = columns_of(
+        [[True, False, True], [True]],
+        [[0.0, 0.0, 1.0], [0.0]],
+        old_log_probs=[[-1.0, 0.0, -1.0], [-2.0]],
+        ref_log_prob=[[-1.2, 5.0, -1.4], [-2.5]],
+    )
+    output = stage.compute(columns, meta("a_0_0", "a_1_0"), CONTEXT)
+    rewards = torch.cat(rows_of(output.columns["token_level_rewards"]))
+    torch.testing.assert_close(rewards, torch.tensor([-0.1, 0.0, 0.8, -0.25]))
+    assert output.metrics["actor/reward_kl_penalty"] == pytest.approx((0.3 + 0.5) / 2)  # the mean of the rows' means
+    assert output.metrics["actor/reward_kl_penalty_coeff"] == 0.5
+    assert kl is not None
+    assert kl.controller.coef == pytest.approx(0.5 * (1 + 0.2 * 2 / 10))  # the error is cut to 20 %
+    assert [row.tolist() for row in rows_of(output.columns["token_level_scores"])] == [[0.0, 0.0, 1.0], [0.0]]
+    advantage = (0.7 - (-0.25)) / 2
+    assert rows_of(output.columns["advantages"])[0].tolist() == pytest.approx([advantage, 0.0, advantage])
+
+
+def test_a_component_that_the_reward_did_not_return_is_named_with_its_row() -> None:
+    stage = advantage_stage(AlgorithmConfig(adv_estimator="gdpo", gdpo_reward_keys=["form", "sense"]))
+    columns = columns_of([[True], [True]], [[1.0], [0.0]])
+    whole = {"reward_extra_info": {"form": 1.0, "sense": 0.5}}
+    columns.set("extra_fields", NonTensorStack(whole, {"reward_extra_info": {"form": 0.0, "sense": 0.25}}))
+    output = stage.compute(columns, meta("a_0_0", "a_1_0"), CONTEXT)
+    assert torch.cat(rows_of(output.columns["advantages"])).tolist() == pytest.approx([0.7071, -0.7071], abs=1e-3)
+    columns.set("extra_fields", NonTensorStack(whole, {"reward_extra_info": {"form": 1.0}}))
+    with pytest.raises(FieldError, match=r"a_1_0: the reward has no number 'sense' .* it has \['form'\]"):
+        stage.compute(columns, meta("a_0_0", "a_1_0"), CONTEXT)
 
 
 def test_eliding_old_log_probs_is_no_stage_and_bypassing_costs_no_forward_pass() -> None:
