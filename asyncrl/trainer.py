@@ -1,8 +1,8 @@
 """The way of a training run, top to bottom; read this file first.
 
     dataset row -> uid -> group (pending) -> sessions (running) -> turns -> reward -> trajectory rows -> group (finished | failure)
-      -> sample -> balance -> [old_log_probs] -> [ref_log_prob] -> advantages -> actor update -> metrics -> retire
-      -> publish (version + 1)
+      -> sample -> balance -> [old_log_probs] -> [ref_log_prob] -> [values] -> [correction] -> advantages -> [critic update]
+      -> actor update -> metrics -> retire -> publish (version + 1)
 
         feed.take ──> agents.start ──> TransferQueue ──kv_watch──> replay.sample ──keys──> run_stage … ──> queue.retire
             ^                              (rows)                       |                     |                |

@@ -1,1 +1,2 @@
-"""The boxes of the way after sampling: balance, old_log_prob, ref_log_prob, advantage, update_actor, and the numbers of a step."""
+"""The boxes of the way after sampling: balance, old_log_prob, ref_log_prob, values, correction, advantage, update_critic,
+update_actor, and the numbers of a step."""
