@@ -210,11 +210,13 @@ def _first_number(tree: Json) -> tuple[Json, Json]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_changed_number_of_a_copy_fails_its_case_alone(name: str, tmp_path: Path) -> None:
+def test_one_changed_number_of_a_copy_fails_its_case_and_not_its_neighbours(name: str, tmp_path: Path) -> None:
     copy = tmp_path / f"{name}.json"
     shutil.copy(_stored(name), copy)
     stored = json.loads(copy.read_text(encoding="utf-8"))
-    case = stored["cases"][len(stored["cases"]) // 2]
+    middle = len(stored["cases"]) // 2
+    stored["cases"] = stored["cases"][middle - 1 : middle + 2]
+    case = stored["cases"][1]
     container, key = _first_number(case["outputs"])
     container[key] -= 0.25 * max(abs(container[key]), 1)
     copy.write_text(json.dumps(stored), encoding="utf-8")
