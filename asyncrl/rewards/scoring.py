@@ -112,8 +112,8 @@ def _limited(call: CallFunction, limits: Limits) -> CallFunction:
 
 @asynccontextmanager
 async def _open_judge(config: RewardConfig, world: World) -> AsyncIterator[Opened]:
-    prompt = await world.offload(load_prompt, config.judge.prompt)
-    endpoints = await world.offload(_endpoint_module)
+    prompt = await world.offload(load_prompt, config.judge.prompt, timeout_s=START_TIMEOUT_S)
+    endpoints = await world.offload(_endpoint_module, timeout_s=START_TIMEOUT_S)
     opened: AbstractAsyncContextManager[Endpoint] = endpoints.open_endpoint(config.judge, world=world)
     async with opened as endpoint:
         judge = Judge(endpoint, prompt, Limits(config.limits), config, world)
