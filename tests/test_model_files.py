@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.config import ModelConfig
 from asyncrl.errors import ModelError
-from asyncrl.model_files import check_context, check_model_files
+from asyncrl.model_files import check_context, check_model_files, check_weights
 
 FILES = {
     "config.json": "{}",
@@ -68,6 +68,22 @@ def test_a_trajectory_longer_than_the_models_positions_is_refused(settings: str,
     check_context(ModelConfig(path=str(folder)), 128)
     with pytest.raises(ModelError, match=r"has 128 positions, and a trajectory may have 129 tokens; lower data\.max_prompt_length"):
         check_context(ModelConfig(path=str(folder)), 129)
+
+
+def test_the_critics_folder_needs_no_tokenizer_and_is_named_by_its_key(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    check_weights(str(folder), key="critic.model_path")
+    (folder / "config.json").write_text('{"max_position_embeddings": 128}')
+    with pytest.raises(ModelError, match=r"^critic\.model_path = '.*' has 128 positions, and a trajectory may have 129 tokens"):
+        check_context(ModelConfig(path=str(folder)), 129, key="critic.model_path")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"^critic\.model_path = '.*' has no weights"):
+        check_weights(str(folder), key="critic.model_path")
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"^critic\.model_path = '.*' has no config\.json"):
+        check_weights(str(folder), key="critic.model_path")
+    with pytest.raises(ModelError, match=r"^critic\.model_path = 'absent': no such folder"):
+        check_weights("absent", key="critic.model_path")
 
 
 def test_a_model_that_does_not_say_how_long_it_is_passes(folder: Path) -> None:
