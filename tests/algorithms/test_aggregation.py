@@ -108,3 +108,7 @@ def test_gradient_of_the_aggregate(mode: AggregationMode) -> None:
     weights = token_weights(MASK, mode, scale=3.0, dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda loss: (loss * weights).sum(), loss)
     assert token_weights(MASK, mode, scale=3.0).dtype == torch.float32
+
+
+def test_float64_weights_are_not_rounded_to_float32() -> None:
+    assert float(token_weights(MASK, "token-mean", dtype=torch.float64)[0, 0]) == 1 / 3

@@ -1,7 +1,6 @@
 """Each check of losses, KL and values passes on right numbers and fails on wrong ones; and all stored cases pass."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,15 @@ from asyncrl.algorithms.checking import Case
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
 
 
-def _cases() -> Iterator[Any]:
-    for file in sorted({name.partition("/")[0] for name in CHECKS}):
-        path = FIXTURES / f"{file}.json"
-        if not path.is_file():
-            yield pytest.param("", {}, id=file, marks=pytest.mark.skip(reason=f"no {file}.json in ../shared/fixtures"))
-            continue
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        for raw in stored["cases"]:
-            inputs = raw["inputs"] if isinstance(raw["inputs"], dict) else stored["inputs"][raw["inputs"]]
-            yield pytest.param(file, raw | {"inputs": inputs}, id=raw["id"])
+def _stored(check: str) -> list[dict[str, Any]]:
+    """The cases of a file and kind, with their inputs."""
+    file, _, kind = check.partition("/")
+    path = FIXTURES / f"{file}.json"
+    if not path.is_file():
+        pytest.skip(f"no {file}.json in ../shared/fixtures")
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    cases = [raw for raw in stored["cases"] if raw.get("kind", "") == kind]
+    return [raw if isinstance(raw["inputs"], dict) else raw | {"inputs": stored["inputs"][raw["inputs"]]} for raw in cases]
 
 
 def _case(raw: dict[str, Any]) -> Case:
@@ -37,11 +35,12 @@ def _case(raw: dict[str, Any]) -> Case:
     )
 
 
-@pytest.mark.parametrize(("file", "raw"), list(_cases()))
-def test_a_stored_case(file: str, raw: dict[str, Any]) -> None:
-    found = list(CHECKS[f"{file}/{raw['kind']}" if raw.get("kind") else file](_case(raw)))
+@pytest.mark.parametrize("check", CHECKS)
+def test_stored_cases(check: str) -> None:
+    found = {raw["id"]: list(CHECKS[check](_case(raw))) for raw in _stored(check)}
     assert found
-    assert [each.what for each in found if not each.passed] == []
+    assert all(found.values())
+    assert [f"{name}: {each.what}" for name, compared in found.items() for each in compared if not each.passed] == []
 
 
 LOSS_CASE: dict[str, Any] = {
@@ -71,6 +70,13 @@ VALUE_CASE: dict[str, Any] = {
     "inputs": {"vpreds": [[1.0, 2.0]], "values": [[1.0, 1.0]], "returns": [[3.0, 3.0]], "response_mask": [[1, 1]]},
     "outputs": {"vf_loss": 0.5 * (4 + 2.25) / 2, "vf_clipfrac": 0.5, "grad_vpreds": [[-1.0, 0.0]]},
 }
+NORM_CASE: dict[str, Any] = {
+    "kind": "agg_loss",
+    "loss_agg_mode": "seq-mean-token-sum-norm",
+    "global": {"dp_size": 2, "batch_num_tokens": 4, "global_batch_size": 5, "loss_scale_factor": 100},
+    "inputs": {"loss_mat": [[1.0, 2.0], [3.0, 9.0]], "loss_mask": [[1, 1], [1, 0]]},
+    "outputs": {"loss": 2 * 6 / 500, "grad": [[0.004, 0.004], [0.004, 0.0]]},
+}
 CONTROLLER_CASE: dict[str, Any] = {
     "kind": "controller",
     "params": {"type": "adaptive", "kl_coef": 1.0, "target_kl": 1.0, "horizon": 10},
@@ -80,7 +86,13 @@ CONTROLLER_CASE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("check", "raw"), [("policy_losses", LOSS_CASE), ("values/value_loss", VALUE_CASE), ("kl/controller", CONTROLLER_CASE)]
+    ("check", "raw"),
+    [
+        ("policy_losses", LOSS_CASE),
+        ("values/value_loss", VALUE_CASE),
+        ("values/agg_loss", NORM_CASE),
+        ("kl/controller", CONTROLLER_CASE),
+    ],
 )
 def test_a_right_case_passes_and_each_wrong_number_is_found(check: str, raw: dict[str, Any]) -> None:
     found = list(CHECKS[check](_case(raw)))

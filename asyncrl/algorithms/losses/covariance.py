@@ -18,7 +18,7 @@ from asyncrl.algorithms.losses.ratios import LOG_RATIO_BOUND, bounded_log_ratio
 def clip_cov(inputs: LossInputs, *, clip_ratio_low: float = 0.2, clip_ratio_high: float = 0.2) -> PolicyLoss:
     """`max(-A r, -A clip(r, 1 - low, 1 + high))`, and 0 for the selected tokens: they have no gradient.
 
-    Source: Clip-Cov, arXiv 2505.22617 eq. 11 and 12. Raises ValueError without selected_n.
+    Source: Clip-Cov, arXiv 2505.22617. Raises ValueError without selected_n.
     Facts: pg_clipfrac (the selected tokens), ppo_kl (-log ratio).
     """
     selected_n = _selected(inputs, "clip_cov")
@@ -58,7 +58,7 @@ def select_clip_cov(
 def kl_cov(inputs: LossInputs, *, ppo_kl_coef: float = 1.0) -> PolicyLoss:
     """`-A r`, plus `ppo_kl_coef |log r|` for the selected tokens. There is no clip.
 
-    Source: KL-Cov, arXiv 2505.22617 eq. 13 and 14. Raises ValueError without selected_n.
+    Source: KL-Cov, arXiv 2505.22617. Raises ValueError without selected_n.
     Facts: ppo_kl (here |log ratio|, as verl).
     """
     selected_n = _selected(inputs, "kl_cov")
@@ -82,7 +82,7 @@ def select_kl_cov(
 
 
 def token_covariance(log_prob_n: torch.Tensor, advantages_n: torch.Tensor) -> torch.Tensor:
-    """(A - mean A)(log_prob - mean log_prob), [n]: the part of each token in the covariance (arXiv 2505.22617 eq. 10)."""
+    """(A - mean A)(log_prob - mean log_prob), [n]: the part of each token in the covariance (arXiv 2505.22617)."""
     return (advantages_n - advantages_n.mean()) * (log_prob_n - log_prob_n.mean())
 
 

@@ -18,7 +18,7 @@ def reinforce(inputs: LossInputs) -> PolicyLoss:
 def gpg(inputs: LossInputs) -> PolicyLoss:
     """`-A log_prob`: no ratio and no clip, for advantages of the estimator gpg. No facts.
 
-    Source: GPG, arXiv 2504.02546 eq. 6.
+    Source: GPG, arXiv 2504.02546, the objective; its correction of the batch is in the advantages.
     """
     return PolicyLoss(loss_n=weighted(-inputs.advantages_n * inputs.log_prob_n, inputs))
 
@@ -44,7 +44,7 @@ def cispo(inputs: LossInputs, *, clip_ratio_low: float = 0.2, clip_ratio_high: f
 def dro(inputs: LossInputs, *, dro_beta: float) -> PolicyLoss:
     """`-(A log_prob - dro_beta / 2 (log_prob - old_log_prob)^2)`: the policy gradient, held near the old policy by a square.
 
-    Source: DRO, arXiv 2405.19107 eq. 9 (its policy term). Raises ValueError when dro_beta is not positive.
+    Source: DRO, arXiv 2405.19107, the policy's part of its squared loss, with an advantage in place of reward minus value. Raises ValueError when dro_beta is not positive.
     Facts: ppo_kl (-log ratio).
     """
     if dro_beta <= 0:

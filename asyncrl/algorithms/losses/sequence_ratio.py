@@ -44,7 +44,7 @@ def geo_mean(inputs: LossInputs, *, clip_ratio_low: float = 0.2, clip_ratio_high
     The gradient of a token comes through the mean, so the whole sequence must be in one micro-batch. The aggregation is
     seq-mean-token-mean, which averages the copies back to one value a sequence. Importance weights enter by their geometric mean.
 
-    Source: GMPO, arXiv 2507.20673 eq. 4 and its token-level clip.
+    Source: GMPO, arXiv 2507.20673, the objective with its token-level clip.
     Where we differ from verl 0.9.1:
     1. The mean is over the mini-batch's sequences with a policy token; verl takes a plain mean over the rows of a micro-batch,
        padding included, so its loss depends on the split.

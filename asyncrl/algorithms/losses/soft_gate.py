@@ -12,7 +12,7 @@ def sapo(inputs: LossInputs, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> 
     At r = 1 the gradient is -A * d log_prob, and it fades with tau in both directions instead of stopping at a bound. A larger
     tau_neg lets tokens with A < 0 fade sooner. The aggregation is seq-mean-token-mean.
 
-    Source: SAPO, arXiv 2511.20347 eq. 5 and 6. Raises ValueError when a tau is not positive.
+    Source: SAPO, arXiv 2511.20347, the gate f of its objective. Raises ValueError when a tau is not positive.
     Facts: pg_clipfrac and pg_clipfrac_lower (0: nothing is clipped), ppo_kl (-log ratio).
     """
     for name, tau in (("tau_pos", tau_pos), ("tau_neg", tau_neg)):

@@ -141,6 +141,15 @@ def test_geo_mean() -> None:
     assert result.facts["pg_clipfrac_lower"].tolist() == [0, 0, 1]
 
 
+def test_geo_mean_with_advantages_of_tokens() -> None:
+    """A = 3 and -1, mean 1: each token is clipped by the sign of its own advantage, 2 to 0.4 and -2 to -0.3."""
+    _, losses, gradients = _run(
+        "geo_mean", [math.exp(2), math.exp(-2)], [3.0, -1.0], [0, 0], clip_ratio_low=0.3, clip_ratio_high=0.4
+    )
+    assert losses == pytest.approx([-math.exp(0.05)] * 2)
+    assert gradients == [0.0, 0.0]
+
+
 def test_geo_mean_weighs_a_sequence_by_the_geometric_mean() -> None:
     zeros = torch.zeros(4, dtype=torch.float64)
     inputs = LossInputs(

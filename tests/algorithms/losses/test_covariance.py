@@ -24,6 +24,12 @@ def test_kl_cov_takes_the_largest_and_of_equal_ones_the_first(ratio: float, pick
     assert chosen.nonzero()[:, 0].tolist() == picked
 
 
+def test_of_many_equal_tokens_kl_cov_takes_the_first() -> None:
+    same = torch.zeros(5000, dtype=torch.float64)
+    chosen = select_kl_cov(same, same, same, generator=_generator(), kl_cov_ratio=0.01)
+    assert chosen.nonzero()[:, 0].tolist() == list(range(50))
+
+
 @pytest.mark.parametrize(("low", "high", "picked"), [(0.5, 5.0, [0, 2]), (1.0, 5.0, [0]), (0.5, 3.0, [2]), (5.0, 9.0, [])])
 def test_clip_cov_takes_tokens_strictly_between_the_bounds(low: float, high: float, picked: list[int]) -> None:
     chosen = select_clip_cov(
