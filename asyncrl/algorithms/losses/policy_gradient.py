@@ -44,8 +44,8 @@ def cispo(inputs: LossInputs, *, clip_ratio_low: float = 0.2, clip_ratio_high: f
 def dro(inputs: LossInputs, *, dro_beta: float) -> PolicyLoss:
     """`-(A log_prob - dro_beta / 2 (log_prob - old_log_prob)^2)`: the policy gradient, held near the old policy by a square.
 
-    Source: DRO, arXiv 2405.19107, the policy's part of its squared loss, with an advantage in place of reward minus value. Raises ValueError when dro_beta is not positive.
-    Facts: ppo_kl (-log ratio).
+    Source: DRO, arXiv 2405.19107, the policy's part of its squared loss, with an advantage in place of reward minus value.
+    Raises ValueError when dro_beta is not positive. Facts: ppo_kl (-log ratio).
     """
     if dro_beta <= 0:
         raise ValueError(f"dro_beta = {dro_beta} must be positive, such as 0.5")
