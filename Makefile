@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup train test endurance hunt simulation proofs ci lint format types bench docs
+.PHONY: help setup train test endurance hunt simulation proofs presets ci lint format types bench docs
 
 # The first Python of at least 3.11; set PYTHON to choose another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -55,6 +55,9 @@ simulation: $(READY) ## the long suites of the simulator: seeds, determinism, aw
 
 proofs: $(READY) ## search every state of the models of admission and recovery
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.models.run
+
+presets: $(READY) ## 20 steps of each preset in configs/algorithms/, after `make train`: each must learn
+	@$(BIN)/python benchmarks/presets.py
 
 lint: $(READY) ## ruff, its formatter, and the import contracts
 	@$(BIN)/ruff check .

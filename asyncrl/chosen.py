@@ -114,6 +114,8 @@ def _bound(
                 f"{section}.{table_name}.{option} is no option of {name!r}; its own: {', '.join(own) or 'none'}{hint}"
             )
     from_section = {option: getattr(config, option) for option in own if option in keys}
+    if from_section.get("clip_ratio_c") == 0:
+        del from_section["clip_ratio_c"]  # the function's own
     return {**from_section, **{option: value for option, value in table.items() if option in own}}
 
 

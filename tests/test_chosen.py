@@ -1,5 +1,6 @@
 """The chosen estimator, loss and correction: what the tables of the configuration say is what the functions take."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -53,6 +54,13 @@ def test_a_key_of_the_section_reaches_the_function() -> None:
     assert estimator.options == {"gamma": 0.9, "lam": 1.0}
 
 
+@pytest.mark.parametrize(("loss", "cap"), [("vanilla", 3.0), ("dppo_tv", 20.0), ("dppo_kl", 20.0)])
+def test_the_cap_of_the_ratio_is_the_losses_own_unless_it_is_set(loss: str, cap: float) -> None:
+    assert "clip_ratio_c" not in chosen_loss(run_with(actor={"loss_mode": loss})).options
+    assert inspect.signature(POLICY_LOSSES[loss].function).parameters["clip_ratio_c"].default == cap
+    assert chosen_loss(run_with(actor={"loss_mode": loss, "clip_ratio_c": 5.0})).options["clip_ratio_c"] == 5.0
+
+
 def test_a_further_option_reaches_the_function_and_others_keep_their_defaults() -> None:
     assert chosen_loss(run_with(actor={"loss_mode": "sapo", "loss_options": {"tau_pos": 2.0}})).options == {"tau_pos": 2.0}
     assert chosen_loss(run_with(actor={"loss_mode": "sapo"})).options == {}
@@ -63,6 +71,7 @@ def test_a_further_option_reaches_the_function_and_others_keep_their_defaults() 
     [
         ({}, {"loss_mode": "dro"}, "actor.loss_mode = 'dro' with {}: .*dro_beta"),
         ({}, {"loss_mode": "dro", "loss_options": {"dro_beta": -1.0}}, "dro_beta"),
+        ({}, {"clip_ratio_c": 0.5}, "clip_ratio_c"),
         ({"adv_estimator": "gpg", "adv_options": {"gpg_f_norm": 0.0}}, {}, "gpg_f_norm"),
         ({"adv_estimator": "gpg", "adv_options": {"gpg_f_norm": "much"}}, {}, "gpg_f_norm"),
         (

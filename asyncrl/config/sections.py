@@ -320,8 +320,8 @@ class ActorConfig(Section):
     """Lower clip of the importance ratio: 1 - low. Of dppo_tv and dppo_kl: the bound of the divergence."""
     clip_ratio_high: Annotated[float, Field(gt=0)] = 0.2
     """Upper clip of the importance ratio: 1 + high. Of dppo_tv and dppo_kl: the bound of the divergence."""
-    clip_ratio_c: Annotated[float, Field(gt=1)] = 3.0
-    """Dual clip: where the advantage is negative, the ratio that counts is at most this."""
+    clip_ratio_c: Annotated[float, Field(ge=0)] = 0.0
+    """Highest ratio that counts: where the advantage is negative, of dppo_tv and dppo_kl everywhere. 0: 3, and 20 for those two."""
     loss_options: dict[str, float] = {}
     """Further options of the loss, such as tau_pos; docs/algorithms.md lists them."""
     loss_agg_mode: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
