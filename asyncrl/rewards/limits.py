@@ -105,11 +105,14 @@ class Limits:
         self._admit()
         try:
             async with within(self._config.queue_timeout_s, self._late):
-                await place
+                given = await place
         except BaseException as error:
             self._counts["queue_timeouts"] += isinstance(error, DeadlineError)
             self._leave(place)
             raise
+        now_s = asyncio.get_running_loop().time()
+        for begun in given:
+            begun.at_s = now_s  # a busy loop may have kept it from running since it was given its place
 
     def _leave(self, place: "asyncio.Future[Given]") -> None:
         """Out of the line; or, when the place came at the same moment, back with it."""
