@@ -140,14 +140,20 @@ class Block:
         self._add_counts(option.name, values, option.low, option.high)
 
     def _add_extremes(self, name: str, values: torch.Tensor) -> None:
-        outside = torch.mul(self.inside, -OUTSIDE, out=self.other).add_(OUTSIDE)
-        self.sums[f"{name}/min"] = outside.add_(values).amin(1)
-        outside = torch.mul(self.inside, OUTSIDE, out=self.other).sub_(OUTSIDE)
-        self.sums[f"{name}/max"] = outside.add_(values).amax(1)
+        """Right for the block, which is all that its metrics ask for. Usually the 0 outside the mask is neither end of it."""
+        low_b, high_b = values.amin(1), values.amax(1)
+        if not low_b.min() < 0 < high_b.max():
+            outside = torch.mul(self.inside, -OUTSIDE, out=self.other).add_(OUTSIDE)
+            low_b = outside.add_(values).amin(1)
+            outside = torch.mul(self.inside, OUTSIDE, out=self.other).sub_(OUTSIDE)
+            high_b = outside.add_(values).amax(1)
+        self.sums |= {f"{name}/min": low_b, f"{name}/max": high_b}
 
     def _add_counts(self, name: str, values: torch.Tensor, low: float, high: float) -> None:
-        self.sums[f"{name}/above"] = torch.gt(values, high, out=self.other).mul_(self.inside).sum(1)
-        self.sums[f"{name}/below"] = torch.lt(values, low, out=self.other).mul_(self.inside).sum(1)
+        above = torch.gt(values, high, out=self.other)
+        self.sums[f"{name}/above"] = (above if high >= 0 else above.mul_(self.inside)).sum(1)
+        below = torch.lt(values, low, out=self.other)
+        self.sums[f"{name}/below"] = (below if low <= 0 else below.mul_(self.inside)).sum(1)
 
     def _sum_of_product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return torch.mul(left, right, out=self.spare).sum(1)

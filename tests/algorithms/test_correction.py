@@ -182,8 +182,8 @@ def test_quantiles_of_many_tokens_are_right_to_a_fraction_of_a_percent() -> None
 
 
 def test_quantiles_look_at_all_columns() -> None:
-    """Every sixth place, 6 = 400 x 1024 // 65,536, would be in an even column."""
-    weights = torch.where(torch.arange(1024) % 2 == 0, 1.0, 1.5).expand(400, 1024)
+    """Every sixth place, 6 = 100 x 1024 // 16,384, would be in an even column."""
+    weights = torch.where(torch.arange(1024) % 2 == 0, 1.0, 1.5).expand(100, 1024)
     mask = torch.ones_like(weights, dtype=torch.bool)
     metrics = correct(weights.log(), torch.zeros_like(weights), mask, CorrectionOptions(rollout_is="token")).metrics
     assert (metrics["rollout_is_p01"], metrics["rollout_is_p99"]) == pytest.approx((1, 1.5))
