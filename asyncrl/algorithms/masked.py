@@ -4,7 +4,11 @@ Every count is the number of True entries, so padding changes nothing. float32 i
 float64 stays float64. Shapes: `values` and `mask` have one shape, mostly [B, R] (B rows, R response tokens).
 """
 
+from collections.abc import Iterator
+
 import torch
+
+from asyncrl.algorithms.blocks import BLOCK
 
 WHITEN_EPSILON = 1e-8
 """Under the root of the whitening, as verl has it."""
@@ -12,13 +16,13 @@ WHITEN_EPSILON = 1e-8
 
 def masked_sum(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
     """Sum of the values where the bool mask is True, over `dim` or over all: the dtype of `values`; 0 where nothing is True."""
-    return _sum(torch.where(mask, values, 0.0), dim).to(values.dtype)
+    return _sum(values, mask, dim).to(values.dtype)
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
     """Mean of the values where the bool mask is True, over `dim` or over all: the dtype of `values`; 0 where nothing is True."""
-    total = _sum(torch.where(mask, values, 0.0), dim)
-    return (total / _count(mask, dim).clamp(min=1)).to(values.dtype)
+    count = mask.count_nonzero() if dim is None else mask.sum(dim)
+    return (_sum(values, mask, dim) / count.clamp(min=1)).to(values.dtype)
 
 
 def masked_var(values: torch.Tensor, mask: torch.Tensor, *, unbiased: bool = True) -> torch.Tensor:
@@ -26,7 +30,8 @@ def masked_var(values: torch.Tensor, mask: torch.Tensor, *, unbiased: bool = Tru
 
     Where we differ from verl 0.9.1: without two values there is nothing to vary, and the result is 0; verl raises.
     """
-    return _mean_and_var(values, mask, unbiased=unbiased)[1].to(values.dtype)
+    mean = _sum(values, mask, None) / mask.count_nonzero().clamp(min=1)
+    return _variance(values, mask, mean, unbiased=unbiased).to(values.dtype)
 
 
 def masked_whiten(values: torch.Tensor, mask: torch.Tensor, *, shift_mean: bool = True) -> torch.Tensor:
@@ -39,34 +44,47 @@ def masked_whiten(values: torch.Tensor, mask: torch.Tensor, *, shift_mean: bool 
        values can miss them in the last bit, and 1 / sqrt(1e-8) makes 10,000 times that of it.
     2. One value or none is no error.
     """
-    mean, variance = _mean_and_var(values, mask)
-    scale = torch.where(_is_constant(values, mask), 0.0, (variance + WHITEN_EPSILON).rsqrt())
-    whitened = (values - mean.to(values.dtype)) * scale.to(values.dtype)
-    if not shift_mean:
-        whitened = whitened + mean.to(values.dtype)
-    return torch.where(mask, whitened, 0.0)
+    mean, is_constant = _mean_and_is_constant(values, mask)
+    variance = _variance(values, mask, mean)
+    scale = torch.where(is_constant, 0.0, (variance + WHITEN_EPSILON).rsqrt()).to(values.dtype)
+    centre = mean.to(values.dtype)
+    whitened = torch.empty(values.numel(), dtype=values.dtype, device=values.device)
+    for piece, inner, inside in _pieces(values, mask):
+        scaled = (inner - centre) * scale
+        whitened[piece] = torch.where(inside, scaled if shift_mean else scaled + centre, 0.0)
+    return whitened.view(values.shape)
 
 
-def _sum(values: torch.Tensor, dim: int | None) -> torch.Tensor:
-    # dtype= casts inside the reduction: no float64 copy of a large tensor
-    return values.sum(dtype=torch.float64) if dim is None else values.sum(dim, dtype=torch.float64)
+def _pieces(values: torch.Tensor, mask: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """(place, values, mask) through the flat tensors: see blocks.py. One empty piece of empty ones."""
+    values, mask = values.reshape(-1), mask.reshape(-1)
+    size = BLOCK if values.device.type == "cpu" else max(len(values), 1)
+    for start in range(0, max(len(values), 1), size):
+        piece = slice(start, start + size)
+        yield piece, values[piece], mask[piece]
 
 
-def _count(mask: torch.Tensor, dim: int | None) -> torch.Tensor:
-    return mask.sum() if dim is None else mask.sum(dim)
+def _sum(values: torch.Tensor, mask: torch.Tensor, dim: int | None) -> torch.Tensor:
+    if dim is not None:
+        return torch.where(mask, values, 0.0).sum(dim, dtype=torch.float64)
+    return torch.stack([torch.where(inside, inner, 0.0).double().sum() for _, inner, inside in _pieces(values, mask)]).sum()
 
 
-def _mean_and_var(values: torch.Tensor, mask: torch.Tensor, *, unbiased: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both float64. The squares are those of the distances to the mean, and the rounding of that mean is taken out again."""
-    count = mask.sum()
-    mean = _sum(torch.where(mask, values, 0.0), None) / count.clamp(min=1)
-    distance = torch.where(mask, values - mean.to(values.dtype), 0.0)
-    squares = _sum(distance.square(), None) - _sum(distance, None).square() / count.clamp(min=1)
-    return mean, squares.clamp(min=0) / (count - int(unbiased)).clamp(min=1)
+def _mean_and_is_constant(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64, and bool: no two values under the mask differ."""
+    sums, highest, lowest = [], [], []
+    for _, inner, inside in _pieces(values, mask):
+        sums.append(torch.where(inside, inner, 0.0).double().sum())
+        if len(inner):
+            highest.append(torch.where(inside, inner, -torch.inf).amax())
+            lowest.append(torch.where(inside, inner, torch.inf).amin())
+    is_constant = (
+        torch.stack(highest).amax() <= torch.stack(lowest).amin() if highest else torch.ones_like(sums[0], dtype=torch.bool)
+    )
+    return torch.stack(sums).sum() / mask.count_nonzero().clamp(min=1), is_constant
 
 
-def _is_constant(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """bool: no two values under the mask differ."""
-    if not values.numel():
-        return torch.ones((), dtype=torch.bool, device=values.device)
-    return torch.where(mask, values, -torch.inf).amax() <= torch.where(mask, values, torch.inf).amin()
+def _variance(values: torch.Tensor, mask: torch.Tensor, mean: torch.Tensor, *, unbiased: bool = True) -> torch.Tensor:
+    """float64, from the distances to the mean."""
+    squares = [torch.where(inside, inner.double() - mean, 0.0).square().sum() for _, inner, inside in _pieces(values, mask)]
+    return torch.stack(squares).sum() / (mask.count_nonzero() - int(unbiased)).clamp(min=1)

@@ -18,7 +18,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.algorithms.advantages.estimators import by_session
 from asyncrl.algorithms.advantages.inputs import AdvantageInputs, Advantages
 from asyncrl.algorithms.advantages.registry import ESTIMATORS, OPTIONAL_COLUMNS, Estimator
 from asyncrl.algorithms.sessions import Packing, session_rewards
@@ -40,10 +39,6 @@ every_variant = pytest.mark.parametrize(("name", "options"), VARIANTS)
 few = settings(max_examples=6)
 """Of each variant: seconds in all. `test_many_seeds` takes more."""
 seeds = st.integers(0, 2**32)
-
-
-def _estimate(name: str, options: Mapping[str, Any]) -> Callable[[AdvantageInputs], Advantages]:
-    return lambda inputs: ESTIMATORS[name](inputs, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +276,7 @@ def test_how_sessions_are_cut_into_rows_does_not_matter(name: str, options: Mapp
         return _rows(column, pieces) if name.endswith("_BR") else column[sessions_B]
 
     cut_inputs = _changed(whole.inputs, cut)
-    got = by_session(_estimate(name, options), cut_inputs, packing)
+    got = ESTIMATORS[name](cut_inputs.packed(packing), **options).unpacked(packing)
     _same(got, Advantages(advantages_BR=_rows(want.advantages_BR, pieces), returns_BR=_rows(want.returns_BR, pieces)))
 
 

@@ -2,10 +2,11 @@
 
 The keyword-only parameters are the keys of the configuration that have an effect, with their defaults. Nothing is computed here;
 what a function does, its source and where it differs stand in `outcome`, `returns` and `token_baseline`. Rows are whole sessions:
-pack those of several rows first (`by_session`). Raises ValueError when a column that the estimator needs is not there.
+`AdvantageInputs.packed` makes them so, `Advantages.unpacked` brings the answer back. Raises ValueError when a column that the
+estimator needs is not there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -22,17 +23,9 @@ from asyncrl.algorithms.advantages.outcome import (
 )
 from asyncrl.algorithms.advantages.returns import gae_advantages, reinforce_plus_plus_advantages, remax_advantages
 from asyncrl.algorithms.advantages.token_baseline import optimal_token_baseline_advantages, tir_optimal_token_baseline_advantages
-from asyncrl.algorithms.sessions import Packing
+from asyncrl.algorithms.blocks import row_sums
 
 Column = TypeVar("Column")
-
-
-def by_session(estimate: Callable[[AdvantageInputs], Advantages], inputs: AdvantageInputs, packing: Packing) -> Advantages:
-    """The estimate with each session as one row, back on the rows of the batch: no matter how sessions were cut into rows.
-
-    Rewards are added up over the rows of a session: let scores go through `sessions.session_rewards` first.
-    """
-    return estimate(inputs.packed(packing)).unpacked(packing)
 
 
 def gae(inputs: AdvantageInputs, *, gamma: float = 1.0, lam: float = 1.0) -> Advantages:
@@ -123,7 +116,7 @@ def tir_optimal_token_baseline(inputs: AdvantageInputs, *, otb_handle_zero_tail:
 
 def _outcome(inputs: AdvantageInputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """rewards_B as float64, groups_B, mask_BR."""
-    return inputs.rewards_BR.sum(1, dtype=torch.float64), inputs.groups_B, inputs.mask_BR
+    return row_sums(inputs.rewards_BR), inputs.groups_B, inputs.mask_BR
 
 
 def _tokens(inputs: AdvantageInputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from asyncrl.algorithms.advantages.groups import Groups, Singleton
+from asyncrl.algorithms.blocks import row_counts
 from asyncrl.algorithms.masked import WHITEN_EPSILON
 
 STD_EPSILON = 1e-6
@@ -97,7 +98,7 @@ def opo_advantages(
 
     Source: OPO, arXiv 2505.23585.
     """
-    groups, lengths_B = Groups.of(groups_B), mask_BR.sum(1).double()
+    groups, lengths_B = Groups.of(groups_B), row_counts(mask_BR).double()
     baseline_B = groups.sum(lengths_B * rewards_B) / groups.sum(lengths_B).clamp(min=1)
     return spread(groups.centred(rewards_B, baseline_B, singleton=singleton), mask_BR, dtype or _float_dtype(rewards_B))
 
@@ -202,7 +203,7 @@ def gdpo_advantages(
 
 def _whitened(advantages_B: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
     """float64 [B]: `masked_whiten` of the spread advantages, without spreading them: each row counts as often as it has tokens."""
-    tokens_B = mask_BR.sum(1)
+    tokens_B = row_counts(mask_BR)
     counted = advantages_B[tokens_B > 0]
     if not len(counted) or counted.amax() == counted.amin():
         return torch.zeros_like(advantages_B)

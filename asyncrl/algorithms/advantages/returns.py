@@ -12,19 +12,23 @@ A loop over R stays where a discount makes a recurrence: it keeps every row bitw
 
 import torch
 
+from asyncrl.algorithms.blocks import row_blocks
 from asyncrl.algorithms.masked import masked_whiten
 
 
 def rewards_to_go(rewards_BR: torch.Tensor, mask_BR: torch.Tensor, *, gamma: float = 1.0) -> torch.Tensor:
     """returns_BR: reward of the token plus gamma times the return of the next policy token."""
     if gamma == 1:
-        return torch.where(mask_BR, rewards_BR.flip(1).cumsum(1).flip(1), 0.0)
+        returns_BR = torch.empty_like(rewards_BR)
+        for rows in row_blocks(rewards_BR):
+            returns_BR[rows] = torch.where(mask_BR[rows], rewards_BR[rows].flip(1).cumsum(1).flip(1), 0.0)
+        return returns_BR
     rewards_RB, mask_RB = rewards_of_actions(rewards_BR, mask_BR).T.contiguous(), mask_BR.T.contiguous()
     returns_RB, running_B = torch.empty_like(rewards_RB), rewards_BR.new_zeros(len(rewards_BR))
     for t in reversed(range(len(rewards_RB))):
         running_B = torch.where(mask_RB[t], rewards_RB[t] + gamma * running_B, running_B)
         returns_RB[t] = running_B
-    return torch.where(mask_BR, returns_RB.T.contiguous(), 0.0)
+    return _masked_rows(returns_RB, mask_BR)
 
 
 def gae_advantages(
@@ -46,8 +50,8 @@ def gae_advantages(
         running_B = torch.where(mask_RB[t], delta_B + gamma * lam * running_B, running_B)
         next_value_B = torch.where(mask_RB[t], values_RB[t], next_value_B)
         advantages_RB[t] = running_B
-    advantages_BR = advantages_RB.T.contiguous()
-    return masked_whiten(advantages_BR, mask_BR), torch.where(mask_BR, advantages_BR + values_BR, 0.0)
+    advantages_BR = masked_whiten(_masked_rows(advantages_RB, mask_BR), mask_BR)
+    return advantages_BR, _masked_rows(advantages_RB.add_(values_RB), mask_BR)
 
 
 def reinforce_plus_plus_advantages(
@@ -76,9 +80,20 @@ def remax_advantages(
 
 def rewards_of_actions(rewards_BR: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
     """float [B, R]: each reward moved to the last policy token at or before it; dropped when there is none."""
-    if not ((rewards_BR != 0) & ~mask_BR).any():
+    found = [((rewards_BR[rows] != 0) & ~mask_BR[rows]).any(1) for rows in row_blocks(rewards_BR)]
+    rows_b = torch.cat(found).nonzero()[:, 0] if found else torch.zeros(0, dtype=torch.int64)
+    if not len(rows_b):
         return rewards_BR
-    columns_R = torch.arange(mask_BR.shape[1], device=mask_BR.device)
-    action_BR = torch.where(mask_BR, columns_R, -1).cummax(1).values
-    moved_BR = torch.where(action_BR >= 0, rewards_BR, 0.0)
-    return torch.zeros_like(rewards_BR).scatter_add(1, action_BR.clamp(min=0), moved_BR)
+    mask_bR, columns_R = mask_BR[rows_b], torch.arange(mask_BR.shape[1], device=mask_BR.device)
+    action_bR = torch.where(mask_bR, columns_R, -1).cummax(1).values
+    counted_bR = torch.where(action_bR >= 0, rewards_BR[rows_b], 0.0)
+    moved_bR = torch.zeros_like(counted_bR).scatter_add(1, action_bR.clamp(min=0), counted_bR)
+    return rewards_BR.index_copy(0, rows_b, moved_bR)
+
+
+def _masked_rows(values_RB: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
+    """[B, R], contiguous; 0 outside the mask."""
+    masked_BR = values_RB.new_empty(mask_BR.shape)
+    for rows in row_blocks(mask_BR):
+        masked_BR[rows] = torch.where(mask_BR[rows], values_RB[:, rows].T, 0.0)
+    return masked_BR
