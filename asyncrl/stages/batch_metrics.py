@@ -26,6 +26,7 @@ def batch_metrics_stage() -> Stage:
             **_spread("critic/score", columns["reward_score"][real].float()),
             **_spread("num_turns", columns["num_turns"][real].float()),
             **{key: value for name, numbers in lengths.items() for key, value in _spread(name, numbers).items()},
+            **_staleness([int(batch.tags[row].get("min_global_steps", context.version)) for row in real], context.version),
             **_reward_extras([extra[row] for row in real]),
         }
         return StageOutput(metrics=metrics)
@@ -35,6 +36,12 @@ def batch_metrics_stage() -> Stage:
 
 def _spread(name: str, numbers: torch.Tensor) -> dict[str, float]:
     return {f"{name}/mean": float(numbers.mean()), f"{name}/max": float(numbers.max()), f"{name}/min": float(numbers.min())}
+
+
+def _staleness(oldest: Sequence[int], version: int) -> dict[str, float]:
+    """`training/staleness/*`: weight versions between each trajectory's oldest token and the weights that train on it."""
+    behind = torch.tensor([version - tokens for tokens in oldest], dtype=torch.float32)
+    return {"training/staleness/mean": float(behind.mean()), "training/staleness/max": float(behind.max())}
 
 
 def _reward_extras(extra_fields: Sequence[dict[str, Json]]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Every estimator, every loss and every correction in a run of the real trainer: reachable from the configuration, and finite."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from asyncrl.observe.metrics import read_metrics
 from asyncrl.training.checkpoint import newest_valid
 from tests.integration.test_training_run import train
 
+PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
 REWARD = """
 def score(data_source, solution_str, ground_truth, extra_info):
     return {"score": len(solution_str) % 3 / 2, "even": len(solution_str) % 2, "first": float(solution_str[:1].isdigit())}
@@ -44,6 +46,8 @@ PAIRS = list(zip(ESTIMATORS, [*LOSSES, "vanilla"], strict=True))
 def modules(config: Path) -> None:
     (config.parent / "part_reward.py").write_text(REWARD)
     (config.parent / "own_algorithms.py").write_text(OWN)
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (config.parent / "documented_algorithms.py").write_text(example)
 
 
 @pytest.mark.parametrize(("estimator", "loss"), PAIRS)
@@ -147,6 +151,14 @@ async def test_functions_of_the_user_are_taken_with_their_options(config: Path) 
     (row,) = read_metrics(folder / "metrics.jsonl")
     assert row["actor/seen_clip"] == pytest.approx(0.3)
     assert row["critic/advantages/max"] in (1.0, 2.0)
+
+
+async def test_the_documented_functions_train(config: Path) -> None:
+    name = "documented_algorithms"
+    folder = await train(
+        config, "trainer.total_training_steps=1", f"algorithm.adv_estimator={name}:raw", f"actor.loss_mode={name}:plain"
+    )
+    assert len(read_metrics(folder / "metrics.jsonl")) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The stages between sampling and update, on columns that a person can check."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
@@ -121,10 +123,15 @@ def test_padding_rows_are_outside_every_number() -> None:
     padded = KVBatchMeta(
         partition_id="train",
         keys=(*real.keys, "a_2_0"),
-        tags=(*real.tags, {**real.tags[0], "is_padding": True, "response_len": 99}),
+        tags=(
+            {**real.tags[0], "min_global_steps": 1},
+            {**real.tags[1], "min_global_steps": 0},
+            {**real.tags[0], "is_padding": True, "response_len": 99, "min_global_steps": -9},
+        ),
     )
-    metrics = batch_metrics_stage().compute(columns, padded, CONTEXT).metrics
+    metrics = batch_metrics_stage().compute(columns, padded, replace(CONTEXT, version=2)).metrics
     assert metrics["critic/score/mean"] == 0.5
+    assert (metrics["training/staleness/mean"], metrics["training/staleness/max"]) == (1.5, 2.0)
     assert metrics["num_turns/max"] == 3
     assert metrics["response_length/max"] == 3
     assert metrics["reward/close"] == pytest.approx(1)
