@@ -4,8 +4,6 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -15,12 +13,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from asyncrl.config import JudgeConfig, LimitsConfig, RewardConfig
-from asyncrl.errors import DeadlineError, RewardError, RewardSpecError
+from asyncrl.config import JudgeConfig, LimitsConfig
+from asyncrl.errors import DeadlineError, RewardError
 from asyncrl.ports import RewardRequest
 from asyncrl.rewards.judge import Again, Answer
 from asyncrl.rewards.judge_endpoint import MAX_BODY_BYTES, open_endpoint
-from asyncrl.rewards.scoring import Scorer, check_function
+from asyncrl.rewards.scoring import Scorer
 from asyncrl.world import RealWorld
 
 Ask = Callable[..., RewardRequest]
@@ -343,61 +341,3 @@ async def test_closing_the_scorer_ends_calls_and_connections(opened: Opened, ask
             await scorer.score(ask())
     await asyncio.sleep(0)
     assert len(os.listdir("/proc/self/fd")) <= len(before)
-
-
-# --- before the run ---------------------------------------------------------------------------------------------------------------
-
-
-async def test_the_check_before_a_run_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        pytest.fail("the judge was asked")
-
-    async with RealWorld() as world, raw_server(serve) as url:
-        await check_function(RewardConfig(**judge_keys(url)), world=world)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (None, "reward.judge.api_key_env = 'JUDGE_KEY': there is no such environment variable, or it is empty"),
-        ("", "reward.judge.api_key_env = 'JUDGE_KEY': there is no such environment variable, or it is empty"),
-        ("sk-hidden\nX-Other: 1", "reward.judge.api_key_env = 'JUDGE_KEY': its value is no key"),
-        ("sk-hidden and more", "reward.judge.api_key_env = 'JUDGE_KEY': its value is no key"),
-        ("sk-hidden-ü", "reward.judge.api_key_env = 'JUDGE_KEY': its value is no key"),
-    ],
-)
-async def test_a_key_that_is_none_is_one_line_of_the_user(monkeypatch: pytest.MonkeyPatch, value: str | None, message: str) -> None:
-    monkeypatch.delenv("JUDGE_KEY", raising=False)
-    if value is not None:
-        monkeypatch.setenv("JUDGE_KEY", value)
-    async with RealWorld() as world:
-        with pytest.raises(RewardSpecError) as caught:
-            await check_function(RewardConfig(**judge_keys("http://127.0.0.1:1/v1", api_key_env="JUDGE_KEY")), world=world)
-    assert str(caught.value).startswith(message)
-    assert "hidden" not in str(caught.value)
-
-
-WITHOUT_AIOHTTP = """if True:
-    import asyncio, sys
-    sys.modules["aiohttp"] = None  # as Python marks what cannot be imported
-    from asyncrl.config import JudgeConfig, RewardConfig
-    from asyncrl.errors import UserError
-    from asyncrl.rewards.scoring import check_function
-    from asyncrl.world import RealWorld
-
-    async def main():
-        async with RealWorld() as world:
-            await check_function(RewardConfig(manager="judge", judge=JudgeConfig(base_url="http://h/v1", model="m")), world=world)
-
-    try:
-        asyncio.run(main())
-    except UserError as error:
-        print(error)
-        sys.exit(error.exit_code)
-"""
-
-
-def test_without_aiohttp_one_line_says_what_to_install() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_AIOHTTP], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "")
-    assert done.stdout == "reward.manager = \"judge\" needs aiohttp, which is not installed: pip install 'asyncrl[judge]'\n"
