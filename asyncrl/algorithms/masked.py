@@ -78,10 +78,10 @@ def _mean_and_is_constant(values: torch.Tensor, mask: torch.Tensor) -> tuple[tor
         if len(inner):
             highest.append(torch.where(inside, inner, -torch.inf).amax())
             lowest.append(torch.where(inside, inner, torch.inf).amin())
-    is_constant = (
-        torch.stack(highest).amax() <= torch.stack(lowest).amin() if highest else torch.ones_like(sums[0], dtype=torch.bool)
-    )
-    return torch.stack(sums).sum() / mask.count_nonzero().clamp(min=1), is_constant
+    mean = torch.stack(sums).sum() / mask.count_nonzero().clamp(min=1)
+    if not highest:
+        return mean, torch.ones_like(mean, dtype=torch.bool)
+    return mean, torch.stack(highest).amax() <= torch.stack(lowest).amin()
 
 
 def _variance(values: torch.Tensor, mask: torch.Tensor, mean: torch.Tensor, *, unbiased: bool = True) -> torch.Tensor:
