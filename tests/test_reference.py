@@ -31,7 +31,7 @@ def test_the_table_has_every_field_and_tag() -> None:
         ("model.chat_template_kwargs", "table", "{}"),
         ("rollout.top_p", "float > 0 and <= 1", "1"),
         ("agent.parallel_tool_calls", "bool", "false"),
-        ("actor.loss_agg_mode", '"token-mean" or "seq-mean-token-sum" or "seq-mean-token-mean"', '"token-mean"'),
+        ("algorithm.old_log_probs", '"auto" or "recompute" or "bypass"', '"auto"'),
         ("actor.optim.lr", "float > 0", "1e-06"),
         ("actor.optim.betas", "list of 2 float", "[0.9, 0.95]"),
     ],

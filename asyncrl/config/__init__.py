@@ -1,19 +1,18 @@
 """Typed configuration: one section a room, one TOML file a run. Unknown keys are errors that suggest the nearest name. No torch.
 
 sections    every key, its default and its help        runs         the sections of a run, rules and sums across keys
-rewards     the same of [reward]                       loading      TOML and overrides to a run, and back
-idle_keys   keys without effect are errors too
-keys        walks over declared and given keys
+learning    the same of [algorithm], [actor], [critic] loading      TOML and overrides to a run, and back
+rewards     the same of [reward]                       algorithms   what each estimator and loss reads
+idle_keys   keys without effect are errors too         keys         walks over declared and given keys
 """
 
 from asyncrl.config.keys import keys_of
+from asyncrl.config.learning import ActorConfig, AlgorithmConfig
 from asyncrl.config.loading import load_run, parse_run, to_toml
 from asyncrl.config.rewards import JudgeConfig, LimitsConfig, RewardConfig
 from asyncrl.config.runs import SFTRun, TrainRun
 from asyncrl.config.sections import (
-    ActorConfig,
     AgentConfig,
-    AlgorithmConfig,
     ColumnMapping,
     DataConfig,
     EvalConfig,

@@ -7,7 +7,7 @@ names of its table of further options. A `module:function` of the user is asked 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from asyncrl.config.sections import ActorConfig, AlgorithmConfig
+from asyncrl.config.learning import ActorConfig, AlgorithmConfig
 from asyncrl.errors import ConfigError
 from asyncrl.wording import nearest
 

@@ -5,12 +5,10 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from asyncrl.config.algorithms import check_algorithms, reinforces
+from asyncrl.config.learning import ActorConfig, AlgorithmConfig, CriticConfig
 from asyncrl.config.rewards import RewardConfig, check_reward
 from asyncrl.config.sections import (
-    ActorConfig,
     AgentConfig,
-    AlgorithmConfig,
-    CriticConfig,
     DataConfig,
     EvalConfig,
     ModelConfig,

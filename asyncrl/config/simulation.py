@@ -8,12 +8,11 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from asyncrl.config.distribution import Distribution, NonNegative, constant
+from asyncrl.config.learning import ActorConfig, AlgorithmConfig
 from asyncrl.config.rewards import RewardConfig
 from asyncrl.config.runs import TrainRun
 from asyncrl.config.sections import (
-    ActorConfig,
     AgentConfig,
-    AlgorithmConfig,
     Count,
     DataConfig,
     Positive,

@@ -7,7 +7,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from asyncrl.config import AlgorithmConfig
-from asyncrl.config.sections import KLControlConfig
+from asyncrl.config.learning import KLControlConfig
 from asyncrl.errors import FieldError
 from asyncrl.ports import StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
