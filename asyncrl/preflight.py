@@ -43,7 +43,7 @@ def check_train(run: TrainRun) -> RunInputs:
         train_rows=RLHFDataset(run.data.train_files, run.data, max_rows=run.data.max_rows),
         val_rows=_val_rows(run),
     )
-    total_steps(run, len(inputs.train_rows))
+    _check_warmup(run, total_steps(run, len(inputs.train_rows)))
     if run.rollout.n == 1 and run.algorithm.adv_estimator not in _WITHOUT_SIBLINGS:
         log.warning("rollout.n = 1: a group of one has advantage 0, so nothing is learned; use at least 2 sessions a prompt")
     return inputs
@@ -112,6 +112,13 @@ def _check_critic(run: TrainRun) -> None:
     if run.has_critic and run.critic.model_path:
         check_weights(run.critic.model_path, key="critic.model_path")
         check_context(run.critic_model, run.max_model_len, key="critic.model_path")
+
+
+def _check_warmup(run: TrainRun, steps: int) -> None:
+    if run.has_critic and run.trainer.critic_warmup >= steps:
+        raise ConfigError(
+            f"trainer.critic_warmup = {run.trainer.critic_warmup} leaves the actor none of the {steps} training steps; lower it"
+        )
 
 
 async def _check_reward(run: TrainRun) -> None:

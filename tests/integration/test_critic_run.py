@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from asyncrl import assembly
 from asyncrl.config import TrainRun, load_run
-from asyncrl.errors import CheckpointError
+from asyncrl.errors import CheckpointError, ConfigError, ModelError
 from asyncrl.observe.metrics import read_metrics
-from asyncrl.preflight import check_train
+from asyncrl.preflight import check_train, describe_batch
 
 GAE = ("algorithm.adv_estimator=gae", "critic.optim.lr=0.01", "rollout.deterministic=true")
 
@@ -76,6 +76,17 @@ async def test_in_the_warm_up_the_critic_learns_alone(config: Path) -> None:
     assert all("critic/vf_loss" in row for row in steps)
     manifest = json.loads((folder / "checkpoints/global_step_3/manifest.json").read_text())
     assert (manifest["counters"]["updates"], manifest["critic_counters"]["updates"]) == (1, 3)
+
+
+def test_a_run_is_told_of_its_critic_before_it_begins(config: Path) -> None:
+    run = load_run(TrainRun, config, [*GAE, "trainer.total_training_steps=3", "trainer.critic_warmup=2", "rollout.n=1"])
+    rows = check_train(run).train_rows
+    told = describe_batch(run, num_rows=len(rows)).splitlines()
+    assert f"# critic              starts from {run.model.path}; alone in the first 2 training steps" in told
+    with pytest.raises(ConfigError, match=r"trainer\.critic_warmup = 3 leaves the actor none of the 3 training steps"):
+        check_train(load_run(TrainRun, config, [*GAE, "trainer.total_training_steps=3", "trainer.critic_warmup=3"]))
+    with pytest.raises(ModelError, match=r"critic\.model_path = 'absent': no such folder"):
+        check_train(load_run(TrainRun, config, [*GAE, "critic.model_path=absent"]))
 
 
 @pytest.mark.parametrize(

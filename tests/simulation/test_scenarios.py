@@ -83,7 +83,7 @@ def test_every_key_has_help() -> None:
         ('sim.tools=[{name="a", weight=0}]', "sim.tools: the weights of ['a'] are all 0, so no tool can be chosen"),
         ("sim.tools=[{}]", "sim.tools.0.name is missing; it has no default"),
         ("trainer.total_training_steps=0", "trainer.total_training_steps is 0: a scenario says how many steps it simulates"),
-        ("algorithm.adv_estimator=gae", "algorithm.adv_estimator = 'gae' needs a critic, and a scenario has none; simulate another"),
+        ("algorithm.adv_estimator=gae", "algorithm.adv_estimator = 'gae' needs a critic, and a scenario has none;"),
         ("critic.cliprange_value=1", "unknown key critic; it belongs to a configuration of `asyncrl train`"),
         ("actor.ppo_mini_batch_size=5", "data.train_batch_size = 16 is not a multiple of actor.ppo_mini_batch_size = 5"),
     ],
