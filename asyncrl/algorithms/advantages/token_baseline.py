@@ -124,7 +124,7 @@ def _less_baseline(
     centred_BR = torch.where(_differs(returns_BR, mask_BR, groups), returns_BR - baseline_GR[groups.index_B], 0.0)
     alone_BR = (groups.count_B == 1)[:, None] & mask_BR
     if handle_zero_tail:
-        centred_BR = torch.where(_tail(mask_BR, groups) & ~alone_BR, returns_BR, centred_BR)
+        centred_BR = torch.where(_tail(mask_BR, groups), returns_BR, centred_BR)
     centred_BR = torch.where(alone_BR, returns_BR if singleton == "reward" else 0.0, centred_BR)
     return torch.where(mask_BR, centred_BR, 0.0)
 
@@ -139,9 +139,8 @@ def _differs(returns_BR: torch.Tensor, mask_BR: torch.Tensor, groups: Groups) ->
 
 
 def _tail(mask_BR: torch.Tensor, groups: Groups) -> torch.Tensor:
-    """bool [B, R]: columns of a group's longest row, when it is the only one of its length, beyond the second longest."""
+    """bool [B, R]: tokens of a group's longest row beyond the second longest."""
     columns_R = torch.arange(mask_BR.shape[1], device=mask_BR.device)
     lengths_B = (mask_BR.flip(1).cumsum(1) > 0).sum(1)  # up to the last policy token
-    longest_G, second_G = (lengths_B[rows_G] for rows_G in groups.two_highest(lengths_B))
-    is_longest_B = lengths_B == longest_G[groups.index_B]
-    return is_longest_B[:, None] & (columns_R >= second_G[groups.index_B][:, None]) & mask_BR
+    _, second_G = groups.two_highest(lengths_B)
+    return (columns_R >= lengths_B[second_G][groups.index_B][:, None]) & mask_BR
