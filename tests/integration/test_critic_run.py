@@ -62,6 +62,19 @@ async def test_a_resumed_run_has_the_actor_and_the_critic_of_one_that_never_stop
     assert manifest["critic_counters"]["updates"] == 3
 
 
+async def test_a_critic_beside_everything_else(config: Path) -> None:
+    """Rejection, KL in the reward, several passes of several mini-batches of several micro-batches."""
+    correction = 'algorithm.rollout_correction={ rollout_rs = "token_k2", rollout_rs_threshold = [1e-14] }'
+    passes = ("actor.ppo_mini_batch_size=1", "actor.ppo_epochs=2", "critic.ppo_max_token_len_per_gpu=64")
+    discount = ("algorithm.use_kl_in_reward=true", "algorithm.gamma=0.9", "algorithm.lam=0.8")
+    folder = await train(config, "trainer.total_training_steps=2", correction, *passes, *discount)
+    steps = read_metrics(folder / "metrics.jsonl")
+    assert 0 < steps[0]["rollout_corr/rollout_rs_masked_fraction"] < 1, "nothing was rejected, so the run shows less than it says"
+    assert all(row["critic/vf_loss"] > 0 and row["critic/skipped_updates"] == 0 for row in steps)
+    manifest = json.loads((folder / "checkpoints/global_step_2/manifest.json").read_text())
+    assert manifest["critic_counters"]["updates"] == manifest["counters"]["updates"] == 8
+
+
 async def test_in_the_warm_up_the_critic_learns_alone(config: Path) -> None:
     overrides = ["trainer.total_training_steps=3", "trainer.critic_warmup=2", "trainer.save_freq=1", "trainer.max_ckpt_to_keep=3"]
     folder = await train(config, *overrides)
