@@ -4,8 +4,8 @@ The inputs: 4,096 trajectories x 2,048 tokens (512 groups of 8), float32 rewards
 token importance weights (truncated at 2) is what a run with stale trajectories pays each step; `--all` adds the other estimators,
 each against the reading of its own inputs.
 
-Reading is measured twice, by a sum of each tensor (`ratio`) and as fast as torch can (`to fast`): it sums a bool mask up to
-20 times slower than it counts it. Each returned tensor has to be mapped into memory besides, which can cost more than reading all of them.
+Reading is measured twice, by a sum of each tensor (`ratio`) and as fast as torch can (`to fast`): a bool mask is summed up to 20
+times slower than it is counted. Each returned tensor has to be mapped into memory, which can cost more than reading all of them.
 
     python benchmarks/advantages.py [--rows 4096] [--tokens 2048] [--threads 1] [--repeats 7] [--all] [--json]
 """
