@@ -249,6 +249,8 @@ class GroupRunner:
             rows = NO_ROWS
         is_last = group.num_settled + 1 == group.size
         last_tag = _last_tag(group.failure) if is_last else None
+        if is_last and group.baseline is not None:
+            group.baseline.cancel()  # nobody waits for it any more: it asks for nothing after the group's end
         group.num_settled += 1
         group.is_settled = is_last
         try:

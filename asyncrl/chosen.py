@@ -105,7 +105,8 @@ def _bound(
 ) -> dict[str, Json]:
     """Values of the function's options. own: their names; keys: those of the section that some function reads."""
     section = key.partition(".")[0]
-    for idle in sorted((config.model_fields_set & keys) - set(own)):
+    is_own = ":" in name  # of a built-in one this was said when the file was read
+    for idle in sorted((config.model_fields_set & keys) - set(own)) if is_own else ():
         raise ConfigError(f"{section}.{idle} has no effect because {name!r} does not read it; remove it")
     for option in table:
         if option not in own:

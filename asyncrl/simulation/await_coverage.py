@@ -72,6 +72,7 @@ VARIANTS = (
     Variant(changes={"sim.tools": (_SYNC_TOOL,), "data.max_response_length": 2048}),
     Variant(changes={"sim.sessions.turn_len": 1100.0, "data.max_response_length": 4096, "trainer.invariants": "all"}),
     Variant(changes={"trainer.save_freq": 0, "agent.max_concurrent_tools": 1}, in_pairs=True),
+    Variant(changes={"algorithm.adv_estimator": "remax"}),
     Variant(
         changes={"agent.name": "asyncrl.simulation.await_coverage:UnkeepableLoop", "replay.max_failed_groups_in_a_row": 2},
         is_hopeless=True,

@@ -32,6 +32,8 @@ SCENARIOS: dict[str, tuple[Path, tuple[str, ...], range]] = {
     "no journal": (SMALLEST, ("store.journal=false", "trainer.total_training_steps=3"), range(5000, 5030)),
     "every entry synced": (SMALLEST, ("store.sync=full",), range(6000, 6020)),
     "two engines": (SMALLEST, ("sim.engine.count=2", "data.train_batch_size=2"), range(7000, 7020)),
+    "a greedy session a group": (SMALLEST, ("algorithm.adv_estimator=remax",), range(9000, 9030)),
+    "groups without signal are replaced": (SMALLEST, ("algorithm.filter_groups=true",), range(9100, 9120)),
     "short deadlines": (
         SMALLEST,
         (
