@@ -52,6 +52,7 @@ class Actor:
         self._loss = chosen_loss(run)
         corrects_here = run.old_log_probs == "bypass" and run.algorithm.rollout_correction.is_on
         self._correction = chosen_correction(run.algorithm) if corrects_here else None
+        self._tells_mismatch = run.old_log_probs != "recompute" and not corrects_here  # else the correction tells it
         if mesh.size() > 1 and (self._loss.spec.select or self._correction):
             raise ConfigError("tokens of a mini-batch are picked and normalised on one rank only: use another loss, or one rank")
         self._learner = Learner(build_policy(run.model, mesh), mesh, run.actor.optim, total_updates=total)
@@ -128,7 +129,7 @@ class Actor:
         for rows in batch.rows.micro_batches(chosen, self._config.ppo_max_token_len_per_gpu, together=together):
             self._accumulate(micro, rows)
         report = self._learner.step(lambda: micro.tally.suspects(batch.group_ids, chosen))
-        numbers = {**prepared.metrics, **micro.tally.metrics(), **micro.drift_metrics()}
+        numbers = {**prepared.metrics, **micro.tally.metrics(), **(micro.mismatch() if self._tells_mismatch else {})}
         return {**numbers, "actor/grad_norm": report.grad_norm, "actor/lr": report.lr}
 
     def _log_probs_now(self, rows: Rows, chosen: Sequence[int]) -> list[torch.Tensor]:
@@ -260,9 +261,9 @@ class _MicroBatches:
             self._gaps.append(log_prob.double() - engine.double())
             self.tally.add_drift((log_prob.exp() - engine.exp()).abs())
 
-    def drift_metrics(self) -> dict[str, float]:
-        """Mismatch KL between engine and trainer, nats a token, k1 and k3: where no correction stage has told it."""
-        if not self._gaps or self.batch.values.old:
+    def mismatch(self) -> dict[str, float]:
+        """KL(engine || trainer) a token in nats, by k1 and k3; nothing where nothing was compared."""
+        if not self._gaps:
             return {}
         gap = torch.cat(self._gaps)
         return {"rollout_corr/kl": float(-gap.mean()), "rollout_corr/k3_kl": float((gap.exp() - 1 - gap).mean())}

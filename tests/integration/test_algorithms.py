@@ -84,6 +84,14 @@ async def test_every_correction_trains(config: Path, kind: str) -> None:
         assert rows[0]["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["auto", "recompute", "bypass"])
+async def test_the_mismatch_to_the_engine_is_told_whatever_the_old_log_probs_are(config: Path, kind: str) -> None:
+    folder = await train(config, "trainer.total_training_steps=1", f"algorithm.old_log_probs={kind}")
+    (row,) = read_metrics(folder / "metrics.jsonl")
+    assert abs(row["rollout_corr/kl"]) < 1e-4
+    assert 0 <= row["rollout_corr/k3_kl"] < 1e-4
+
+
 @pytest.mark.parametrize("loss_type", ["ppo_clip", "reinforce"])
 async def test_with_the_engines_log_probs_the_correction_reaches_the_loss(config: Path, loss_type: str) -> None:
     """From the second update on the policy is another than the engine's: tokens are rejected, weights are not 1."""
