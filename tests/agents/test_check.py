@@ -15,11 +15,13 @@ from asyncrl.ports import Json
 
 GOLDEN = sorted(Path(__file__).with_name("golden").glob("*.json"))
 PACKAGE, VERSION = "@test/tokenizer", "1.0.0"
+SLOW = {"gemma3": pytest.mark.long}
+"""Its tokenizer takes ten seconds to load."""
 
 
 @pytest.mark.network
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [pytest.param(path, marks=SLOW.get(path.stem, ())) for path in GOLDEN], ids=lambda path: path.stem)
 def test_golden_trajectories_come_out_id_for_id(path: Path) -> None:
     report = check_file(path, default_cache())
     if report.skipped:

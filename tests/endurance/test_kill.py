@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.long
 def test_killed_processes_lose_nothing_acknowledged_and_leave_nothing_half_done() -> None:
     """In a process of its own: workers are forked, which needs a parent without threads."""
     script = Path(__file__).with_name("kill_cycles.py")

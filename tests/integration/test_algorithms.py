@@ -108,6 +108,7 @@ async def test_with_the_engines_log_probs_the_correction_reaches_the_loss(config
     assert ("rollout_corr/rollout_is_mean" in rows[0]) == (loss_type == "reinforce")
 
 
+@pytest.mark.long
 async def test_the_kl_in_the_reward_moves_its_coefficient_and_a_resumed_run_goes_on_with_it(config: Path) -> None:
     keys = [
         "algorithm.use_kl_in_reward=true",

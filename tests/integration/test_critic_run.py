@@ -31,6 +31,7 @@ def _files(folder: Path, *names: str) -> list[bytes]:
     return [(folder / name).read_bytes() for name in names]
 
 
+@pytest.mark.long
 async def test_the_critic_learns_what_the_policy_earns(config: Path) -> None:
     """The same for every answer, so there is nothing else to learn."""
     (config.parent / "kind_reward.py").write_text(KIND)
@@ -47,6 +48,7 @@ async def test_the_critic_learns_what_the_policy_earns(config: Path) -> None:
         assert (row["critic/lr"], row["critic/skipped_updates"]) == (0.01, 0)
 
 
+@pytest.mark.long
 async def test_a_resumed_run_has_the_actor_and_the_critic_of_one_that_never_stopped(config: Path) -> None:
     whole = await train(config, "trainer.total_training_steps=3", "trainer.experiment_name=whole")
     await train(config, "trainer.total_training_steps=2", "trainer.experiment_name=halves")

@@ -106,7 +106,7 @@ async def test_every_field_is_there_in_order_as_the_store_held_it(traced: tuple[
 def check_order(fields: list[dict[str, Json]]) -> None:
     by_stage = {stage: list(lines) for stage, lines in itertools.groupby(fields, key=lambda line: line["stage"])}
     stages = ["dataset", "feed", "agents", "rewards", "sample"]
-    stages += ["old_log_prob", "advantage", "update_actor", "batch_metrics", "spy", "retire"]
+    stages += ["old_log_prob", "correction", "advantage", "update_actor", "batch_metrics", "spy", "retire"]
     assert list(by_stage) == stages, "each stage once, and in the order of the way"
     names = {stage: [line["field"] for line in lines] for stage, lines in by_stage.items()}
     assert set(names["dataset"]) == {name for name, entry in CATALOGUE.items() if entry.producer == "dataset"} - {"dummy_tensor"}
@@ -158,7 +158,7 @@ async def test_turns_and_tools_are_inside_their_session_and_the_stages_inside_th
     assert all(span["end_s"] <= sampled_s for span in spans if span["session_id"] is not None), "one clock for sessions and stages"
     assert sampled_s - next(span["end_s"] for span in spans if span["span"] == "session") < 60
     assert [span["name"] for span in of_trainer if span["name"] != "balance"] == [
-        *("gen", "old_log_prob", "advantage", "update_actor", "batch_metrics", "spy", "publish")
+        *("gen", "old_log_prob", "correction", "advantage", "update_actor", "batch_metrics", "spy", "publish")
     ]
     assert all(before["end_s"] <= after["start_s"] for before, after in itertools.pairwise(of_trainer))
 

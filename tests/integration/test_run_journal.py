@@ -136,6 +136,7 @@ async def test_a_journal_that_ended_before_its_first_group_may_be_gone_on_with(c
     assert kept(folder).counters["admitted"] == 2
 
 
+@pytest.mark.long
 def test_a_killed_run_is_resumed_as_if_it_had_not_been(config: Path) -> None:
     """kill -9 in the middle; the weights in the end are those of a run that nobody killed."""
     whole = asyncio.run(train(config, "trainer.total_training_steps=8", "rollout.deterministic=true", "trainer.save_freq=2"))
@@ -158,6 +159,7 @@ def test_a_killed_run_is_resumed_as_if_it_had_not_been(config: Path) -> None:
     assert (groups, after.counters["admitted"]) == (16, 16 + dropped)
 
 
+@pytest.mark.long
 def test_a_second_process_on_the_run_is_refused(config: Path) -> None:
     process = start(config, "trainer.total_training_steps=100000", "trainer.save_freq=1")
     try:
@@ -186,6 +188,7 @@ async def test_a_refused_second_process_forgets_no_checkpoint(config: Path) -> N
     assert (newest / "DONE").is_file()
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_the_run_with_its_reason_and_what_was_kept_is_whole(config: Path) -> None:
     def no_large_files() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

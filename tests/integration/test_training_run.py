@@ -208,6 +208,7 @@ async def test_200_steps_leave_the_queue_flat(config: Path) -> None:
     assert rows[-1]["admission/admitted"] == rows[-1]["admission/trained"] == 400
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_with_exit_code_0_and_a_checkpoint_to_resume(config: Path) -> None:
     command = [sys.executable, "-m", "asyncrl.cli", "train", str(config), "trainer.total_training_steps=100000"]
     process = subprocess.Popen(

@@ -83,7 +83,7 @@ def test_a_json_line_says_everything_of_a_field(run_folder: Path, trace: Trace) 
         "access": "write",
         "field": "responses",
         "producer": "agents",
-        "consumers": ["old_log_prob", "ref_log_prob", "update_actor", "observe"],
+        "consumers": ["old_log_prob", "ref_log_prob", "values", "update_critic", "update_actor", "observe"],
         "dtype": "int64",
         "device": "cpu",
         "layout": "ragged",

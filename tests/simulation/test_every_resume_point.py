@@ -25,8 +25,9 @@ def num_resumes(seed: int) -> int:
     return outcome.num_resumes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [FaultKind.AWAIT_CANCEL, FaultKind.AWAIT_ERROR])
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed > 0)) for seed in SCHEDULES])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_a_fault_at_any_resume_ends_nothing_for_good(seed: int, kind: FaultKind) -> None:
     total = num_resumes(seed)
     assert total > 80

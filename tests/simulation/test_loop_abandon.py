@@ -111,7 +111,7 @@ def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return found
 
 
-@pytest.mark.parametrize("at_s", [0.0, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("at_s", [0.0, *(pytest.param(at_s, marks=pytest.mark.long) for at_s in (1.0, 3.0, 10.0))])
 def test_no_code_runs_nobody_warns_and_nothing_stays(
     at_s: float, unraisable: list[object], recwarn: pytest.WarningsRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,6 +190,7 @@ def test_a_second_run_of_the_same_loop_finds_its_tasks() -> None:
     assert sorted(life.ran) == ["async", "generator", "sync"]
 
 
+@pytest.mark.long
 def test_memory_of_crashed_runs_is_given_back() -> None:
     """Counted in objects, which repeats; a leak of one task a run would be thousands of them."""
 
