@@ -26,10 +26,10 @@ from asyncrl.simulation.oracles import Oracles
 from asyncrl.simulation.seams import Seams
 from asyncrl.simulation.watcher import WatchedSight, Watcher
 from asyncrl.simulation.world import SimWorld
+from asyncrl.stages.advantage import kl_coefficient
 from asyncrl.stopping import Stop
 from asyncrl.trainer import Border, Trainer
 from asyncrl.transfer_queue import TransferQueue
-from asyncrl.stages.advantage import kl_coefficient
 from asyncrl.wiring import Edges, Rollout, open_controller, stages_of
 
 if TYPE_CHECKING:
