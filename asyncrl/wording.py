@@ -1,8 +1,10 @@
 """Words for messages: values, names and foreign errors on one line of bounded length. Every room may use them."""
 
 import difflib
+import os
 import reprlib
 from collections.abc import Iterable
+from types import TracebackType
 
 MESSAGE_CHARS = 500
 """Characters of a foreign error's message that are kept: a message may quote a whole trajectory."""
@@ -49,6 +51,23 @@ def message_of(error: BaseException) -> str:
 def named_message_of(error: BaseException) -> str:
     """`Class: message`, or the class alone."""
     return f"{type(error).__name__}: {message_of(error)}".removesuffix(": ")
+
+
+def describe_error(error: BaseException) -> str:
+    """One line: class, message, and the file, line and function that raised."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    place = _last_line(error.__traceback__)
+    return f"{name}: {message_of(error)}{f' ({place})' if place else ''}"
+
+
+def _last_line(trace: TracebackType | None) -> str:
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f"{os.path.basename(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"
 
 
 def first_of(error: BaseException) -> BaseException:

@@ -11,8 +11,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from asyncrl.errors import RewardError, RewardSpecError
 from asyncrl.ports import RewardRequest
-from asyncrl.rewards.results import describe_error
-from asyncrl.wording import nearest
+from asyncrl.wording import describe_error, nearest
 
 NAMES = ("data_source", "solution_str", "ground_truth", "extra_info", "response_len")
 """What a template sees: the fields of a RewardRequest."""

@@ -9,9 +9,9 @@ import asyncio
 from asyncrl.errors import DeadlineError, RewardError
 from asyncrl.ports import Json, RewardRequest, copied
 from asyncrl.rewards import frames
-from asyncrl.rewards.results import describe_error
 from asyncrl.rewards.spec import RewardFunction
 from asyncrl.waiting import is_asked_to_end, within
+from asyncrl.wording import describe_error
 
 
 class LoopFunction:

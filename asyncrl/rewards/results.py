@@ -1,12 +1,10 @@
-"""What a reward function may return, and how its errors are told."""
+"""What a reward function may return."""
 
 import math
-import os
-from types import TracebackType
 
 from asyncrl.errors import RewardError
 from asyncrl.ports import Json, RewardResult
-from asyncrl.wording import message_of, names_shown, shown
+from asyncrl.wording import names_shown, shown
 
 
 def to_result(value: Json, function: str) -> RewardResult:
@@ -42,20 +40,3 @@ def finite_number(value: Json) -> float | None:
         if math.isfinite(number):
             return number
     return None
-
-
-def describe_error(error: BaseException) -> str:
-    """One line: class, message, and the file, line and function that raised."""
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    place = _last_line(error.__traceback__)
-    return f"{name}: {message_of(error)}{f' ({place})' if place else ''}"
-
-
-def _last_line(trace: TracebackType | None) -> str:
-    if trace is None:
-        return ""
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    return f"{os.path.basename(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"

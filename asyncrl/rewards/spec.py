@@ -14,9 +14,8 @@ from collections.abc import Callable
 
 from asyncrl.errors import RewardSpecError
 from asyncrl.ports import Json
-from asyncrl.rewards.results import describe_error
 from asyncrl.rewards.rules import RULES
-from asyncrl.wording import nearest
+from asyncrl.wording import describe_error, nearest
 
 RewardFunction = Callable[..., Json]
 """f(data_source, solution_str, ground_truth, extra_info), called by keyword; a number or a dict with "score", or an awaitable

@@ -21,8 +21,8 @@ import sys
 from asyncrl.errors import RewardSpecError
 from asyncrl.ports import Json
 from asyncrl.rewards import frames
-from asyncrl.rewards.results import describe_error
 from asyncrl.rewards.spec import RewardFunction, is_async, load_function
+from asyncrl.wording import describe_error
 
 
 class Channel:

@@ -4,7 +4,8 @@ import pytest
 
 from asyncrl.errors import RewardError
 from asyncrl.ports import Json, RewardResult
-from asyncrl.rewards.results import describe_error, to_result
+from asyncrl.rewards.results import to_result
+from asyncrl.wording import describe_error
 
 
 @pytest.mark.parametrize("value", [0, 1, -2.5, {"score": 1}, {"score": 0.5, "acc": True, "note": "x", "loss": float("nan")}])
