@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from asyncrl.agents.chat_template import ChatTemplate, load_chat_template
+from asyncrl.chosen import check_choices
 from asyncrl.config import TrainRun
 from asyncrl.dataset import RLHFDataset
 from asyncrl.errors import CheckpointError
@@ -100,6 +101,7 @@ async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False
         await world.offload(_drop_overlong, inputs.train_rows, loaded.template, run)
         if inputs.val_rows is not None:
             await world.offload(_drop_overlong, inputs.val_rows, loaded.template, run)
+        await world.offload(check_choices, run)  # before there is a folder
         folder, checkpoint = found or (await world.offload(_new_folder, run), None)
         rollout = await stack.enter_async_context(open_rollout(run, world, loaded=loaded, folder=folder))
         gc.freeze()  # rows live as long as the run: a full collection need not walk them on the loop again and again

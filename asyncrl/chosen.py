@@ -48,11 +48,35 @@ class ChosenLoss:
     options: Options
 
 
+def check_choices(run: TrainRun) -> None:
+    """All of a run's choices, for nothing but their ConfigError; and is there every column that the estimator needs?"""
+    _check_needs(run, chosen_estimator(run.algorithm).estimator)
+    chosen_loss(run)
+    chosen_correction(run.algorithm)
+
+
+def _check_needs(run: TrainRun, estimator: Estimator) -> None:
+    made = {
+        "components": bool(run.algorithm.gdpo_reward_keys),
+        "old_log_probs": run.old_log_probs != "elide",
+        "reward_baselines": run.needs_baseline,
+        "rollout_is_weights": run.old_log_probs == "recompute" and run.algorithm.rollout_correction.rollout_is != "none",
+        "sum_pi_squared": run.needs_sum_pi_squared,
+        "values": run.has_critic,
+    }
+    if missing := sorted(name for name in estimator.needs if not made[name]):
+        raise ConfigError(
+            f"algorithm.adv_estimator = {run.algorithm.adv_estimator!r} needs {', '.join(missing)}, which nothing in this run "
+            'makes; old_log_probs come with algorithm.old_log_probs = "recompute", rollout_is_weights with rollout_is of '
+            "algorithm.rollout_correction beside it, components with algorithm.gdpo_reward_keys, the others with the built-in estimators that need them"
+        )
+
+
 def chosen_estimator(config: AlgorithmConfig) -> ChosenEstimator:
     """Raises ConfigError, one line, for a function that cannot be had or an option that is not its own."""
     key = "algorithm.adv_estimator"
     found = _found(key, config.adv_estimator, ESTIMATORS, Estimator)
-    options = _bound(key, config.adv_estimator, found.options, config, ESTIMATOR_KEYS, config.adv_options, "adv_options")
+    options = _bound(key, config.adv_estimator, found, config, ESTIMATOR_KEYS, config.adv_options, "adv_options")
     chosen = ChosenEstimator(estimator=found, options=options)
     _try(lambda: chosen(_one_row(found, config)), key, config.adv_estimator, options)
     return chosen
@@ -64,8 +88,10 @@ def chosen_loss(run: TrainRun) -> ChosenLoss:
         return ChosenLoss(spec=POLICY_LOSSES["reinforce"], options={})
     config: ActorConfig = run.actor
     found = _found("actor.loss_mode", config.loss_mode, POLICY_LOSSES, LossSpec)
-    options = _bound("actor.loss_mode", config.loss_mode, found.options, config, LOSS_KEYS, config.loss_options, "loss_options")
-    _try(lambda: found.policy_loss(_one_token(found), options), "actor.loss_mode", config.loss_mode, options)
+    options = _bound("actor.loss_mode", config.loss_mode, found, config, LOSS_KEYS, config.loss_options, "loss_options")
+    if ":" in config.loss_mode and found.aggregation:
+        _refuse_idle("actor.loss_mode", config.loss_mode, config, {"loss_agg_mode", "loss_scale_factor"})
+    _try(lambda: _once(found, options), "actor.loss_mode", config.loss_mode, options)
     return ChosenLoss(spec=found, options=options)
 
 
@@ -101,23 +127,30 @@ def _found(key: str, name: str, known: Mapping[str, Kind], kind: type[Kind]) -> 
 
 
 def _bound(
-    key: str, name: str, own: Collection[str], config: Section, keys: frozenset[str], table: Options, table_name: str
+    key: str, name: str, found: Estimator | LossSpec, config: Section, keys: frozenset[str], table: Options, table_name: str
 ) -> dict[str, Json]:
-    """Values of the function's options. own: their names; keys: those of the section that some function reads."""
-    section = key.partition(".")[0]
-    is_own = ":" in name  # of a built-in one this was said when the file was read
-    for idle in sorted((config.model_fields_set & keys) - set(own)) if is_own else ():
-        raise ConfigError(f"{section}.{idle} has no effect because {name!r} does not read it; remove it")
+    """Values of the function's options. keys: those of the section that some function reads."""
+    section, own = key.partition(".")[0], found.options
+    if ":" in name:  # of a built-in one this was said when the file was read
+        _refuse_idle(key, name, config, keys - set(own))
     for option in table:
         if option not in own:
             hint = nearest(option, own)
             raise ConfigError(
                 f"{section}.{table_name}.{option} is no option of {name!r}; its own: {', '.join(own) or 'none'}{hint}"
             )
+    for option in sorted(found.required - keys - table.keys()):
+        raise ConfigError(f"{key} = {name!r} needs {section}.{table_name}.{option}; it has no default")
     from_section = {option: getattr(config, option) for option in own if option in keys}
     if from_section.get("clip_ratio_c") == 0:
         del from_section["clip_ratio_c"]  # the function's own
     return {**from_section, **{option: value for option, value in table.items() if option in own}}
+
+
+def _refuse_idle(key: str, name: str, config: Section, idle: Collection[str]) -> None:
+    """Raises ConfigError for the first of these keys of the section that the user has set."""
+    for each in sorted(config.model_fields_set & set(idle)):
+        raise ConfigError(f"{key.partition('.')[0]}.{each} has no effect because {name!r} does not read it; remove it")
 
 
 def _try(call: Callable[[], object], key: str, name: str, options: Options) -> None:
@@ -138,6 +171,13 @@ def _one_row(estimator: Estimator, config: AlgorithmConfig) -> AdvantageInputs:
         components=dict.fromkeys(config.gdpo_reward_keys, row) if "components" in estimator.needs else None,
         **{f"{name}_{'B' if column is row else 'BR'}": column for name, column in columns.items()},
     )
+
+
+def _once(spec: LossSpec, options: Options) -> None:
+    """Its choice of tokens and its loss, on one token."""
+    inputs = _one_token(spec)
+    spec.selected(inputs.log_prob_n, inputs.old_log_prob_n, inputs.advantages_n, options, torch.Generator())
+    spec.policy_loss(inputs, options)
 
 
 def _one_token(spec: LossSpec) -> LossInputs:

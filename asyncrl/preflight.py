@@ -12,6 +12,7 @@ from pathlib import Path
 
 from asyncrl.agents.registry import check_agent_name
 from asyncrl.config import SFTRun, TrainRun, load_run, to_toml
+from asyncrl.config.algorithms import ESTIMATORS
 from asyncrl.dataset import RLHFDataset, read_table
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.model_files import check_context, check_model_files, check_weights
@@ -22,7 +23,7 @@ from asyncrl.world import RealWorld
 
 log = logging.getLogger(__name__)
 
-_WITHOUT_SIBLINGS = ("gae", "reinforce_plus_plus", "remax")
+_WITHOUT_SIBLINGS = {"gae", "reinforce_plus_plus", "remax"}
 """Estimators whose baseline is not made of the other sessions of the prompt: a group of one learns."""
 
 
@@ -44,7 +45,7 @@ def check_train(run: TrainRun) -> RunInputs:
         val_rows=_val_rows(run),
     )
     _check_warmup(run, total_steps(run, len(inputs.train_rows)))
-    if run.rollout.n == 1 and run.algorithm.adv_estimator not in _WITHOUT_SIBLINGS:
+    if run.rollout.n == 1 and run.algorithm.adv_estimator in ESTIMATORS.keys() - _WITHOUT_SIBLINGS:
         log.warning("rollout.n = 1: a group of one has advantage 0, so nothing is learned; use at least 2 sessions a prompt")
     return inputs
 

@@ -43,8 +43,9 @@ class PromptGroup:
     @property
     def has_signal(self) -> bool:
         """Do two of its sessions have different rewards, so that there is something to learn? max == min decides, not a std, which
-        rounding defeats."""
-        return len({tag["score"] for tag in self.trajectories.values()}) > 1
+        rounding defeats. A session's reward is that of its last trajectory, as the advantages take it."""
+        rewards = {TrajectoryKey.parse(key).session_id: self.trajectories[key]["score"] for key in self.keys}
+        return len(set(rewards.values())) > 1
 
     @property
     def keys(self) -> list[str]:

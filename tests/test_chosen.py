@@ -24,6 +24,8 @@ def test_the_configuration_knows_the_options_of_every_function() -> None:
     }
     losses = {name: set(spec.options) for name, spec in POLICY_LOSSES.items() if name != "reinforce"}
     assert losses == {name: reads.keys | reads.options for name, reads in tables.LOSSES.items()}
+    for functions, reads_of in ((ESTIMATORS, tables.ESTIMATORS), (POLICY_LOSSES, tables.LOSSES)):
+        assert {name: reads.required for name, reads in reads_of.items()} == {name: functions[name].required for name in reads_of}
 
 
 def test_keys_are_of_the_section_and_further_options_are_not() -> None:
@@ -69,9 +71,11 @@ def test_a_further_option_reaches_the_function_and_others_keep_their_defaults() 
 @pytest.mark.parametrize(
     ("algorithm", "actor", "message"),
     [
-        ({}, {"loss_mode": "dro"}, "actor.loss_mode = 'dro' with {}: .*dro_beta"),
         ({}, {"loss_mode": "dro", "loss_options": {"dro_beta": -1.0}}, "dro_beta"),
         ({}, {"clip_ratio_c": 0.5}, "clip_ratio_c"),
+        ({}, {"loss_mode": "clip_cov", "loss_options": {"clip_cov_ratio": -0.1}}, "clip_cov_ratio = -0.1 must be a share"),
+        ({}, {"loss_mode": "clip_cov", "loss_options": {"clip_cov_lb": 6.0}}, "clip_cov_lb = 6.0 must be less than clip_cov_ub"),
+        ({}, {"loss_mode": "kl_cov", "loss_options": {"kl_cov_ratio": 2.0}}, "kl_cov_ratio = 2.0 must be a share"),
         ({"adv_estimator": "gpg", "adv_options": {"gpg_f_norm": 0.0}}, {}, "gpg_f_norm"),
         ({"adv_estimator": "gpg", "adv_options": {"gpg_f_norm": "much"}}, {}, "gpg_f_norm"),
         (

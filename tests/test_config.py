@@ -240,6 +240,10 @@ SWITCHES: dict[str, tuple[Tree, Tree]] = {
         {"algorithm__use_kl_in_reward": True},
         {"algorithm__use_kl_in_reward": True, "algorithm__kl_ctrl__type": "adaptive"},
     ),
+    'algorithm.adv_estimator is "gdpo", whose advantages are made of the components of the reward alone': (
+        {"algorithm__adv_estimator": "gdpo", "algorithm__gdpo_reward_keys": "format"},
+        {},
+    ),
     'algorithm.rollout_correction.rollout_is is "none"': ({}, {"algorithm__rollout_correction__rollout_is": "token"}),
     "the ratio of the clipped loss is that weight already (algorithm.old_log_probs, algorithm.rollout_correction.loss_type)": (
         {"algorithm__old_log_probs": "bypass"},

@@ -26,6 +26,27 @@ from tests.test_config import Tree, refusal, tree
         ),
         ({"algorithm__adv_options": {"gpg_f_norm": 2.0}}, "algorithm.adv_options.gpg_f_norm is no option of 'grpo'"),
         ({"algorithm__adv_estimator": "gdpo"}, 'algorithm.adv_estimator = "gdpo" needs algorithm.gdpo_reward_keys'),
+        ({"actor__loss_mode": "dro"}, "actor.loss_mode = 'dro' needs actor.loss_options.dro_beta; it has no default"),
+        (
+            {"algorithm__adv_estimator": "optimal_token_baseline", "algorithm__old_log_probs": "bypass"},
+            "algorithm.old_log_probs = \"bypass\" leaves out the forward pass that 'optimal_token_baseline' takes",
+        ),
+        (
+            {"algorithm__adv_estimator": "gdpo", "algorithm__gdpo_reward_keys": "format", "algorithm__use_kl_in_reward": True},
+            'algorithm.use_kl_in_reward has no effect because algorithm.adv_estimator is "gdpo", whose advantages',
+        ),
+        (
+            {"algorithm__use_kl_in_reward": True, "algorithm__kl_ctrl": {"type": "adaptive", "kl_coef": 0.0}},
+            'algorithm.kl_ctrl: kl_coef = 0 stays 0 with type = "adaptive"',
+        ),
+        (
+            {
+                "algorithm__old_log_probs": "bypass",
+                "algorithm__rollout_correction__loss_type": "reinforce",
+                "actor__loss_mode": "dro",
+            },
+            'actor.loss_mode has no effect because algorithm.rollout_correction.loss_type is "reinforce"',
+        ),
         ({"algorithm__filter_groups": True, "rollout__n": 1}, "algorithm.filter_groups with rollout.n = 1 drops every group"),
         (
             {

@@ -14,14 +14,15 @@ from asyncrl.wording import nearest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """keys: of the section; options: of its table of further ones."""
+    """keys: of the section; options: of its table of further ones; required: those of them without a default."""
 
     keys: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
 
 
-def _reads(keys: str = "", options: str = "") -> Reads:
-    return Reads(keys=frozenset(keys.split()), options=frozenset(options.split()))
+def _reads(keys: str = "", options: str = "", *, required: str = "") -> Reads:
+    return Reads(keys=frozenset(keys.split()), options=frozenset(options.split()), required=frozenset(required.split()))
 
 
 ESTIMATORS: Mapping[str, Reads] = {
@@ -40,6 +41,9 @@ ESTIMATORS: Mapping[str, Reads] = {
 }
 """What each `algorithm.adv_estimator` reads of `[algorithm]` and of `algorithm.adv_options`."""
 
+TOKEN_BASELINES = frozenset({"optimal_token_baseline", "tir_optimal_token_baseline"})
+"""Estimators that want the sum of squared probabilities at each token, from a forward pass of the actor."""
+
 _CLIP = "clip_ratio_low clip_ratio_high"
 LOSSES: Mapping[str, Reads] = {
     "vanilla": _reads(f"{_CLIP} clip_ratio_c"),
@@ -52,7 +56,7 @@ LOSSES: Mapping[str, Reads] = {
     "cispo": _reads(_CLIP),
     "dppo_tv": _reads(f"{_CLIP} clip_ratio_c"),
     "dppo_kl": _reads(f"{_CLIP} clip_ratio_c"),
-    "dro": _reads(options="dro_beta"),
+    "dro": _reads(options="dro_beta", required="dro_beta"),
 }
 """What each `actor.loss_mode` reads of `[actor]` and of `actor.loss_options`."""
 
@@ -65,11 +69,17 @@ LOSS_KEYS = frozenset().union(*(reads.keys for reads in LOSSES.values()))
 def check_algorithms(algorithm: AlgorithmConfig, actor: ActorConfig, *, group_size: int) -> None:
     """Names exist, options belong to them, and what they need is there. Raises ConfigError."""
     _check_choice("algorithm.adv_estimator", algorithm.adv_estimator, ESTIMATORS, "algorithm.adv_options", algorithm.adv_options)
-    _check_choice("actor.loss_mode", actor.loss_mode, LOSSES, "actor.loss_options", actor.loss_options)
+    if not reinforces(algorithm):  # which takes the place of the loss
+        _check_choice("actor.loss_mode", actor.loss_mode, LOSSES, "actor.loss_options", actor.loss_options)
     if algorithm.adv_estimator == "gdpo" and not algorithm.gdpo_reward_keys:
         raise ConfigError(
             'algorithm.adv_estimator = "gdpo" needs algorithm.gdpo_reward_keys: the components, by their names in what the reward '
             "function returns"
+        )
+    if algorithm.adv_estimator in TOKEN_BASELINES and algorithm.old_log_probs == "bypass":
+        raise ConfigError(
+            f'algorithm.old_log_probs = "bypass" leaves out the forward pass that {algorithm.adv_estimator!r} takes probabilities '
+            'from; set it to "recompute"'
         )
     if algorithm.filter_groups and group_size == 1:
         raise ConfigError("algorithm.filter_groups with rollout.n = 1 drops every group: one session has nothing to differ from")
@@ -84,6 +94,8 @@ def _check_choice(key: str, name: str, known: Mapping[str, Reads], table: str, o
         if option not in known[name].options:
             own = ", ".join(sorted(known[name].options)) or "none"
             raise ConfigError(f"{table}.{option} is no option of {name!r}; its own: {own}{nearest(option, known[name].options)}")
+    for option in sorted(known[name].required - options.keys()):
+        raise ConfigError(f"{key} = {name!r} needs {table}.{option}; it has no default")
 
 
 def reinforces(algorithm: AlgorithmConfig) -> bool:

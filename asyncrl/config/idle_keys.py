@@ -38,6 +38,11 @@ SWITCHES: tuple[Switch[TrainRun], ...] = (
         " algorithm.kl_ctrl.horizon",
     ),
     Switch(
+        'algorithm.adv_estimator is "gdpo", whose advantages are made of the components of the reward alone',
+        lambda run: run.algorithm.adv_estimator == "gdpo",
+        "algorithm.use_kl_in_reward",
+    ),
+    Switch(
         'algorithm.kl_ctrl.type is "fixed"',
         lambda run: run.algorithm.kl_ctrl.type == "fixed",
         "algorithm.kl_ctrl.target_kl algorithm.kl_ctrl.horizon",

@@ -43,6 +43,12 @@ class KLControlConfig(Section):
     horizon: Positive = 10000
     """Trajectories over which `adaptive` acts."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.type == "adaptive" and self.kl_coef == 0:
+            raise ConfigError('kl_coef = 0 stays 0 with type = "adaptive", which multiplies it; give a first one > 0')
+        return self
+
 
 class RolloutCorrectionConfig(Section):
     """Importance weights and rejection for the gap between the engine that sampled and the policy that is trained."""

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from asyncrl.config.algorithms import check_algorithms, reinforces
+from asyncrl.config.algorithms import TOKEN_BASELINES, check_algorithms, reinforces
 from asyncrl.config.learning import ActorConfig, AlgorithmConfig, CriticConfig
 from asyncrl.config.rewards import RewardConfig, check_reward
 from asyncrl.config.sections import (
@@ -69,7 +69,7 @@ class TrainRun(Section):
     @property
     def needs_sum_pi_squared(self) -> bool:
         """Does the advantage want the sum of squared probabilities at each token?"""
-        return self.algorithm.adv_estimator in ("optimal_token_baseline", "tir_optimal_token_baseline")
+        return self.algorithm.adv_estimator in TOKEN_BASELINES
 
     @property
     def needs_baseline(self) -> bool:

@@ -1,4 +1,7 @@
-"""batch_metrics: the numbers of a trained batch, under verl's names. Padding rows are no trajectories and do not count."""
+"""batch_metrics: the numbers of a trained batch, under verl's names. Padding rows are no trajectories and do not count.
+
+What the reward function said counts once a session, as its last trajectory has it; lengths and turns are of each trajectory.
+"""
 
 from collections.abc import Sequence
 
@@ -17,17 +20,18 @@ def batch_metrics_stage() -> Stage:
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
         real = [row for row, fills in enumerate(batch.padding) if not fills]
+        scored = list({session: row for row, session in enumerate(batch.sessions) if session is not None}.values())
         lengths = {
             f"{name}_length": torch.tensor([int(batch.tags[row][tag]) for row in real], dtype=torch.float32)
             for name, tag in (("prompt", "prompt_len"), ("response", "response_len"), ("policy", "policy_len"))
         }
         extra = columns.get("extra_fields").tolist()
         metrics = {
-            **_spread("critic/score", columns["reward_score"][real].float()),
+            **_spread("critic/score", columns["reward_score"][scored].float()),
             **_spread("num_turns", columns["num_turns"][real].float()),
             **{key: value for name, numbers in lengths.items() for key, value in _spread(name, numbers).items()},
             **_staleness([int(batch.tags[row].get("min_global_steps", context.version)) for row in real], context.version),
-            **_reward_extras([extra[row] for row in real]),
+            **_reward_extras([extra[row] for row in scored]),
         }
         return StageOutput(metrics=metrics)
 
@@ -45,7 +49,7 @@ def _staleness(oldest: Sequence[int], version: int) -> dict[str, float]:
 
 
 def _reward_extras(extra_fields: Sequence[dict[str, Json]]) -> dict[str, float]:
-    """`reward/<name>`: mean of each number that the reward function returned beside its score, over the rows that have it."""
+    """`reward/<name>`: mean of each number that the reward function returned beside its score, over the sessions that have it."""
     found: dict[str, list[float]] = {}
     for fields in extra_fields:
         for name, value in fields.get("reward_extra_info", {}).items():

@@ -23,7 +23,9 @@ def always(data_source, solution_str, ground_truth, extra_info):
 OWN = """
 import torch
 from asyncrl.algorithms.advantages.inputs import AdvantageInputs, Advantages
+from asyncrl.algorithms.advantages.registry import Estimator
 from asyncrl.algorithms.losses.inputs import LossInputs, PolicyLoss
+from asyncrl.algorithms.losses.registry import LossSpec
 
 def raw(inputs: AdvantageInputs, *, scale: float = 1.0) -> Advantages:
     found = inputs.rewards_BR.sum(1, keepdim=True) * inputs.mask_BR * scale
@@ -32,6 +34,12 @@ def raw(inputs: AdvantageInputs, *, scale: float = 1.0) -> Advantages:
 def plain(inputs: LossInputs, *, clip_ratio_high: float = 0.2, own: float = 1.0) -> PolicyLoss:
     seen = torch.full_like(inputs.log_prob_n.detach(), clip_ratio_high)
     return PolicyLoss(loss_n=-inputs.advantages_n * inputs.log_prob_n * own, facts={"seen_clip": seen})
+
+def strict(inputs: LossInputs, *, bound: float) -> PolicyLoss:
+    return plain(inputs)
+
+fixed = LossSpec(function=plain, aggregation="token-mean")
+squared = Estimator(function=raw, needs=frozenset({"old_log_probs", "sum_pi_squared"}))
 """
 ESTIMATOR_KEYS = {
     "gdpo": ["algorithm.gdpo_reward_keys=['even','first']", "algorithm.adv_options.gdpo_reward_weights=[1.0,0.5]"],
@@ -178,6 +186,12 @@ async def test_the_documented_functions_train(config: Path) -> None:
             r"actor\.loss_options\.on is no option of 'own",
         ),
         (["actor.loss_mode=own_algorithms:plain", "actor.clip_ratio_c=2.0"], r"actor\.clip_ratio_c has no effect because 'own_alg"),
+        (["actor.loss_mode=own_algorithms:fixed", "actor.loss_agg_mode=token-sum"], r"actor\.loss_agg_mode has no effect because"),
+        (["actor.loss_mode=own_algorithms:strict"], r"'own_algorithms:strict' needs actor\.loss_options\.bound; it has no default"),
+        (
+            ["algorithm.adv_estimator=own_algorithms:squared"],
+            r"'own_algorithms:squared' needs old_log_probs, sum_pi_squared, which nothing in this run makes",
+        ),
         (["actor.loss_mode=own_algorithms:nothing"], r"own_algorithms has no function 'nothing'"),
         (["actor.loss_mode=no_module:plain"], r"no module named 'no_module'"),
         (["algorithm.adv_estimator=own_algorithms:raw", "algorithm.lam=0.5"], r"algorithm\.lam has no effect because"),
@@ -190,3 +204,4 @@ async def test_what_a_function_does_not_take_is_refused_before_the_first_step(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         await train(config, *overrides)
+    assert not (config.parent / "runs" / "small").exists(), "no folder is made for a run that cannot begin"

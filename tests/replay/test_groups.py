@@ -49,3 +49,9 @@ def test_keys_are_ordered_by_number_not_by_text(places: list[tuple[int, int]]) -
     group = PromptGroup(uid="a_1", since=0.0, trajectories={f"a_1_{session}_{index}": {} for session, index in places})
     assert group.keys == [f"a_1_{session}_{index}" for session, index in sorted(places)]
     assert group.sessions == sorted({session for session, _ in places})
+
+
+@pytest.mark.parametrize(("scores", "has_signal"), [((0.0, 1.0, 1.0), False), ((1.0, 0.0, 1.0), True), ((0.0, 0.0, 1.0), True)])
+def test_the_last_trajectory_of_a_session_has_its_reward(scores: tuple[float, ...], has_signal: bool) -> None:
+    tags = {key: {"score": score} for key, score in zip(("a_0_0", "a_0_1", "a_1_0"), scores, strict=True)}
+    assert PromptGroup(uid="a", since=0.0, trajectories={**tags}).has_signal == has_signal

@@ -113,6 +113,17 @@ def test_eliding_old_log_probs_is_no_stage_and_bypassing_costs_no_forward_pass()
     assert output.columns["old_log_probs"].values().tolist() == [-1.0]
 
 
+def test_what_the_reward_said_counts_once_a_session() -> None:
+    """Of its last trajectory; lengths are of each."""
+    columns = TensorDict({"reward_score": torch.tensor([0.0, 1.0, 0.5]), "num_turns": torch.tensor([1, 1, 1])}, batch_size=[3])
+    extra = NonTensorStack(*({"reward_extra_info": {"close": close}} for close in (9, 1, 0)))
+    columns.set("extra_fields", extra)
+    metrics = batch_metrics_stage().compute(columns, meta("a_0_0", "a_0_1", "a_1_0", response_len=4), CONTEXT).metrics
+    assert (metrics["critic/score/mean"], metrics["critic/score/min"]) == (0.75, 0.5)
+    assert metrics["reward/close"] == 0.5
+    assert metrics["response_length/mean"] == 4
+
+
 def test_padding_rows_are_outside_every_number() -> None:
     columns = TensorDict({"reward_score": torch.tensor([1.0, 0.0, 9.0]), "num_turns": torch.tensor([1, 3, 9])}, batch_size=[3])
     columns.set(

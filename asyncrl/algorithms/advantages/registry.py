@@ -37,6 +37,11 @@ class Estimator:
         """The options that have an effect, with their defaults."""
         return estimator_options(self.function)
 
+    @property
+    def required(self) -> frozenset[str]:
+        """Names of the options without a default."""
+        return frozenset(name for name, default in self.options.items() if default is inspect.Parameter.empty)
+
     def __call__(self, inputs: AdvantageInputs, **options: object) -> Advantages:
         return self.function(inputs, **options)
 

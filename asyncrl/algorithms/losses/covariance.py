@@ -44,7 +44,11 @@ def select_clip_cov(
     """bool [n]: max(1, int(clip_cov_ratio n)) tokens at random, of those with lb < covariance < ub that no clip holds already.
 
     All tensors float [n], the policy tokens of the mini-batch in a fixed order; generator: of the CPU. Fewer when fewer qualify.
+    Raises ValueError when clip_cov_ratio is no share, or when no covariance lies between the bounds.
     """
+    _check_share("clip_cov_ratio", clip_cov_ratio)
+    if clip_cov_lb >= clip_cov_ub:
+        raise ValueError(f"clip_cov_lb = {clip_cov_lb} must be less than clip_cov_ub = {clip_cov_ub}, such as 1 and 5")
     log_ratio_n = (log_prob_n - old_log_prob_n).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     plain_n, clipped_n = _surrogates(log_ratio_n, advantages_n, clip_ratio_low, clip_ratio_high)
     covariance_n = token_covariance(log_prob_n, advantages_n)
@@ -75,7 +79,11 @@ def select_kl_cov(
     generator: torch.Generator,
     kl_cov_ratio: float = 0.0002,
 ) -> torch.Tensor:
-    """bool [n]: the max(1, int(kl_cov_ratio n)) tokens of the largest covariance; of equal ones the first."""
+    """bool [n]: the max(1, int(kl_cov_ratio n)) tokens of the largest covariance; of equal ones the first.
+
+    Raises ValueError when kl_cov_ratio is no share.
+    """
+    _check_share("kl_cov_ratio", kl_cov_ratio)
     covariance_n = token_covariance(log_prob_n, advantages_n)
     largest = covariance_n.argsort(descending=True, stable=True)[: max(1, int(kl_cov_ratio * len(log_prob_n)))]
     return torch.zeros_like(covariance_n, dtype=torch.bool).index_fill(0, largest, True)
@@ -92,6 +100,11 @@ def _surrogates(
     """(plain, clipped) as in PPO."""
     ratio_n = log_ratio_n.exp()
     return -advantages_n * ratio_n, -advantages_n * ratio_n.clamp(1 - low, 1 + high)
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} = {value} must be a share of the tokens, more than 0 and at most 1, such as 0.0002")
 
 
 def _selected(inputs: LossInputs, name: str) -> torch.Tensor:
