@@ -68,7 +68,8 @@ def _check_needs(run: TrainRun, estimator: Estimator) -> None:
         raise ConfigError(
             f"algorithm.adv_estimator = {run.algorithm.adv_estimator!r} needs {', '.join(missing)}, which nothing in this run "
             'makes; old_log_probs come with algorithm.old_log_probs = "recompute", rollout_is_weights with rollout_is of '
-            "algorithm.rollout_correction beside it, components with algorithm.gdpo_reward_keys, the others with the built-in estimators that need them"
+            "algorithm.rollout_correction beside it, components with algorithm.gdpo_reward_keys, the others with the built-in "
+            "estimators that need them"
         )
 
 
