@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from asyncrl.config import TrainRun
 from asyncrl.config.algorithms import LOSSES
 from asyncrl.ports import Json
-from asyncrl.protocol.ragged import from_values
+from asyncrl.protocol.ragged import from_values, ragged
 from asyncrl.training.actor import Actor
 
 LENGTHS = [(3, 5), (3, 9), (6, 4), (6, 12), (2, 7), (2, 3), (5, 5), (5, 2)]
@@ -101,11 +101,38 @@ def test_rejected_tokens_are_in_no_numerator_and_no_denominator(update: Rig, col
     assert update(rejected)["actor/pg_loss"] != pytest.approx(update(columns)["actor/pg_loss"], rel=1e-3)
 
 
-def test_a_batch_that_is_rejected_whole_changes_nothing(update: Rig, columns: TensorDict) -> None:
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_batch_that_is_rejected_whole_changes_nothing(update: Rig, columns: TensorDict, loss: str) -> None:
     mask = columns["response_mask"]
     columns["loss_weights"] = from_values(torch.zeros(len(mask.values())), mask.offsets())
-    metrics = update(columns)
+    metrics = update(columns, loss)
     assert (metrics["actor/pg_loss"], metrics["actor/grad_norm"], metrics["actor/skipped_updates"]) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, "bypass"])
+def test_padding_rows_are_in_no_loss(make_model: MakeModel, make_run: MakeRun, columns: TensorDict, loss: str) -> None:
+    """Not in what a loss picks, nor in what the correction takes for its means; here with tokens that are rejected."""
+    mask = columns["response_mask"]
+    columns["loss_weights"] = from_values((torch.rand(len(mask.values())) < 0.9).float(), mask.offsets())
+    actor: dict[str, Json] = {"ppo_mini_batch_size": 2, "loss_mode": loss}
+    if loss in OPTIONS:
+        actor["loss_options"] = OPTIONS[loss]
+    bypass = {"loss_type": "reinforce", "rollout_is": "sequence", "rollout_is_batch_normalize": True}
+    rejects = {"rollout_rs": ["token_k1"], "rollout_rs_threshold": ["0.1_1.5"]}
+    corrects: dict[str, Json] = {"old_log_probs": "bypass", "rollout_correction": {**bypass, **rejects}}
+    run = make_run(make_model(), **({"algorithm": corrects} if loss == "bypass" else {"actor": actor}))
+    names = sorted(map(str, columns.keys()))
+    rows = {name: list(columns[name].unbind()) for name in names}
+    groups, sessions = list[str | None](GROUPS), list[str | None](SESSIONS)
+    for place in (8, 3, 3, 0):
+        groups.insert(place, None)
+        sessions.insert(place, None)
+        for column in rows.values():
+            column.insert(place, torch.zeros(1, dtype=column[0].dtype))
+    wide = TensorDict({name: ragged(column) for name, column in rows.items()}, batch_size=[len(groups)])
+    want = Actor(run).update(columns, GROUPS, SESSIONS, seed=3)
+    assert Actor(run).update(wide, groups, sessions, seed=3) == want
+    assert 0 < want.get("rollout_corr/rollout_rs_masked_fraction", 0.5) < 1
 
 
 def test_with_the_engines_log_probs_rejection_is_by_the_policy_now(update: Rig, columns: TensorDict) -> None:
