@@ -47,6 +47,15 @@ from tests.test_config import Tree, refusal, tree
             },
             'actor.loss_mode has no effect because algorithm.rollout_correction.loss_type is "reinforce"',
         ),
+        (
+            {
+                "algorithm__adv_estimator": "gdpo",
+                "algorithm__gdpo_reward_keys": "format",
+                "reward__manager": "dapo",
+                "reward__overlong_buffer_len": 9,
+            },
+            "add \"overlong_reward\" to algorithm.gdpo_reward_keys = ['format']",
+        ),
         ({"algorithm__filter_groups": True, "rollout__n": 1}, "algorithm.filter_groups with rollout.n = 1 drops every group"),
         (
             {

@@ -46,6 +46,7 @@ class TrainRun(Section):
         _check_batch_arithmetic(self)
         check_algorithms(self.algorithm, self.actor, group_size=self.rollout.n)
         check_reward(self.reward, max_response_length=self.data.max_response_length, components=self.algorithm.gdpo_reward_keys)
+        _check_penalty(self)
         return self
 
     @property
@@ -118,6 +119,16 @@ def _check_batch_arithmetic(run: TrainRun) -> None:
         raise ConfigError("data.train_files is empty: name a file, a directory or a glob")
     if run.agent.name == "tool_agent" and not run.agent.tools:
         raise ConfigError('agent.name = "tool_agent" needs agent.tools, such as ["calculator"]')
+
+
+def _check_penalty(run: TrainRun) -> None:
+    """The penalty is in the score, and beside it as a component."""
+    components = run.algorithm.gdpo_reward_keys
+    if run.algorithm.adv_estimator == "gdpo" and run.reward.manager == "dapo" and "overlong_reward" not in components:
+        raise ConfigError(
+            'reward.manager = "dapo" takes its penalty off the score, which algorithm.adv_estimator = "gdpo" does not read; add '
+            f'"overlong_reward" to algorithm.gdpo_reward_keys = {components}'
+        )
 
 
 class SFTRun(Section):
