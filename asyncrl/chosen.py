@@ -7,6 +7,7 @@ entry in the section's table of further options, or its default. So a key that t
 refused: for built-in ones when the configuration is read (`config/algorithms.py`), for the user's own here.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,37 +16,79 @@ import torch
 
 from asyncrl.algorithms.advantages.inputs import AdvantageInputs, Advantages
 from asyncrl.algorithms.advantages.registry import ESTIMATORS, Estimator
+from asyncrl.algorithms.answers import check_advantages, check_loss, check_selected
 from asyncrl.algorithms.correction import CorrectionOptions
-from asyncrl.algorithms.losses.inputs import LossInputs
+from asyncrl.algorithms.losses.inputs import LossInputs, PolicyLoss
 from asyncrl.algorithms.losses.registry import POLICY_LOSSES, LossSpec
 from asyncrl.config import ActorConfig, AlgorithmConfig, Section, TrainRun
 from asyncrl.config.algorithms import ESTIMATOR_KEYS, LOSS_KEYS
-from asyncrl.errors import ConfigError
+from asyncrl.errors import AlgorithmError, ConfigError
 from asyncrl.ports import Json
 from asyncrl.user_code import UserCodeError, import_from_here
-from asyncrl.wording import message_of, nearest
+from asyncrl.wording import describe_error, message_of, nearest
 
 Options = Mapping[str, Json]
+Answer = TypeVar("Answer")
 Kind = TypeVar("Kind", Estimator, LossSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenEstimator:
-    """An estimator with its options."""
+    """An estimator with its options. name: `module:function` of the user, whose answers are checked; "": one of ours."""
 
     estimator: Estimator
     options: Options
+    name: str = ""
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
-        return self.estimator.function(inputs, **self.options)
+        """Raises AlgorithmError for a function of the user that raises, or answers what cannot be trained on."""
+        if not self.name:
+            return self.estimator.function(inputs, **self.options)
+        found = _asked("estimator", self.name, lambda: self.estimator.function(inputs, **self.options))
+        return _checked("estimator", self.name, lambda: check_advantages(found, inputs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenLoss:
-    """A policy loss with its options."""
+    """A policy loss with its options. name: as of ChosenEstimator."""
 
     spec: LossSpec
     options: Options
+    name: str = ""
+
+    def __call__(self, inputs: LossInputs) -> PolicyLoss:
+        """Raises AlgorithmError as ChosenEstimator."""
+        if not self.name:
+            return self.spec.policy_loss(inputs, self.options)
+        found = _asked("loss", self.name, lambda: self.spec.policy_loss(inputs, self.options))
+        return _checked("loss", self.name, lambda: check_loss(found, inputs))
+
+    def selected(
+        self, log_prob_n: torch.Tensor, old_log_prob_n: torch.Tensor, advantages_n: torch.Tensor, generator: torch.Generator
+    ) -> torch.Tensor | None:
+        """As LossSpec.selected. Raises AlgorithmError as ChosenEstimator."""
+
+        def select() -> torch.Tensor | None:
+            return self.spec.selected(log_prob_n, old_log_prob_n, advantages_n, self.options, generator)
+
+        if not self.name or self.spec.select is None:
+            return select()
+        found = _asked("loss", self.name, select)
+        return _checked("loss", self.name, lambda: check_selected(found, log_prob_n))
+
+
+def _asked(kind: str, name: str, call: Callable[[], Answer]) -> Answer:
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        raise AlgorithmError(f"{kind} {name!r} raised {describe_error(error)}") from error
+
+
+def _checked(kind: str, name: str, check: Callable[[], Answer]) -> Answer:
+    try:
+        return check()
+    except ValueError as error:
+        raise AlgorithmError(f"{kind} {name!r} {error}") from error
 
 
 def check_choices(run: TrainRun) -> None:
@@ -78,8 +121,8 @@ def chosen_estimator(config: AlgorithmConfig) -> ChosenEstimator:
     key = "algorithm.adv_estimator"
     found = _found(key, config.adv_estimator, ESTIMATORS, Estimator)
     options = _bound(key, config.adv_estimator, found, config, ESTIMATOR_KEYS, config.adv_options, "adv_options")
-    chosen = ChosenEstimator(estimator=found, options=options)
-    _try(lambda: chosen(_one_row(found, config)), key, config.adv_estimator, options)
+    chosen = ChosenEstimator(estimator=found, options=options, name=_own(config.adv_estimator))
+    _try(lambda: chosen(_few_rows(found, config)), key, config.adv_estimator, options)
     return chosen
 
 
@@ -92,8 +135,9 @@ def chosen_loss(run: TrainRun) -> ChosenLoss:
     options = _bound("actor.loss_mode", config.loss_mode, found, config, LOSS_KEYS, config.loss_options, "loss_options")
     if ":" in config.loss_mode and found.aggregation:
         _refuse_idle("actor.loss_mode", config.loss_mode, config, {"loss_agg_mode", "loss_scale_factor"})
-    _try(lambda: _once(found, options), "actor.loss_mode", config.loss_mode, options)
-    return ChosenLoss(spec=found, options=options)
+    chosen = ChosenLoss(spec=found, options=options, name=_own(config.loss_mode))
+    _try(lambda: _once(chosen), "actor.loss_mode", config.loss_mode, options)
+    return chosen
 
 
 def chosen_correction(config: AlgorithmConfig) -> CorrectionOptions:
@@ -116,6 +160,8 @@ def _found(key: str, name: str, known: Mapping[str, Kind], kind: type[Kind]) -> 
     if name in known:
         return known[name]
     module, _, attribute = name.partition(":")
+    if not _is_spelt(module, attribute):
+        raise ConfigError(f"{key} = {name!r} is not of the form module:function, such as my_algorithms:mine")
     try:
         thing = getattr(import_from_here(module), attribute, None)
     except UserCodeError as error:
@@ -124,7 +170,19 @@ def _found(key: str, name: str, known: Mapping[str, Kind], kind: type[Kind]) -> 
         return thing
     if not callable(thing):
         raise ConfigError(f"{key} = {name!r}: {module} has no function {attribute!r}")
+    try:
+        inspect.signature(thing)
+    except (TypeError, ValueError) as error:  # some of C
+        raise ConfigError(f"{key} = {name!r} does not tell its parameters, which are its options; take a plain function") from error
     return kind(function=thing)
+
+
+def _is_spelt(module: str, attribute: str) -> bool:
+    return all(part.isidentifier() for part in [*module.split("."), attribute])
+
+
+def _own(name: str) -> str:
+    return name if ":" in name else ""
 
 
 def _bound(
@@ -133,7 +191,8 @@ def _bound(
     """Values of the function's options. keys: those of the section that some function reads."""
     section, own = key.partition(".")[0], found.options
     if ":" in name:  # of a built-in one this was said when the file was read
-        _refuse_idle(key, name, config, keys - set(own))
+        named = {"gdpo_reward_keys"} if isinstance(found, Estimator) and "components" in found.needs else set[str]()
+        _refuse_idle(key, name, config, keys - set(own) - named)
     for option in table:
         if option not in own:
             hint = nearest(option, own)
@@ -158,35 +217,35 @@ def _try(call: Callable[[], object], key: str, name: str, options: Options) -> N
     """Once on nothing much, so that a value which the function refuses is told before the run and not in its first step."""
     try:
         call()
+    except AlgorithmError as error:
+        raise ConfigError(f"{key}: {error}") from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{key} = {name!r} with {dict(options)}: {message_of(error)}") from error
 
 
-def _one_row(estimator: Estimator, config: AlgorithmConfig) -> AdvantageInputs:
-    row, tokens = torch.zeros(1), torch.zeros(1, 1)
+def _few_rows(estimator: Estimator, config: AlgorithmConfig) -> AdvantageInputs:
+    """Two groups of two rows of three tokens, one of them a tool's: what takes rows for tokens cannot pass."""
+    row, tokens = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.zeros(4, 3)
     columns = {name: row if name == "reward_baselines" else tokens for name in estimator.needs - {"components"}}
     return AdvantageInputs(
-        rewards_BR=tokens,
-        mask_BR=torch.ones(1, 1, dtype=torch.bool),
-        groups_B=torch.zeros(1, dtype=torch.int64),
+        rewards_BR=torch.stack([torch.zeros(4), torch.zeros(4), row], 1),
+        mask_BR=torch.tensor([True, False, True]).expand(4, 3),
+        groups_B=torch.tensor([0, 0, 1, 1]),
         components=dict.fromkeys(config.gdpo_reward_keys, row) if "components" in estimator.needs else None,
         **{f"{name}_{'B' if column is row else 'BR'}": column for name, column in columns.items()},
     )
 
 
-def _once(spec: LossSpec, options: Options) -> None:
-    """Its choice of tokens and its loss, on one token."""
-    inputs = _one_token(spec)
-    spec.selected(inputs.log_prob_n, inputs.old_log_prob_n, inputs.advantages_n, options, torch.Generator())
-    spec.policy_loss(inputs, options)
-
-
-def _one_token(spec: LossSpec) -> LossInputs:
-    one = torch.zeros(1)
-    return LossInputs(
-        log_prob_n=one.clone().requires_grad_(),
-        old_log_prob_n=one,
-        advantages_n=one,
-        rows_n=torch.zeros(1, dtype=torch.int64),
-        selected_n=None if spec.select is None else torch.zeros(1, dtype=torch.bool),
+def _once(loss: ChosenLoss) -> None:
+    """Its choice of tokens and its loss, on three tokens of two rows."""
+    log_prob_n, old_n, advantages_n = torch.tensor([[-1.0, -2.0, -0.5], [-1.1, -1.9, -0.5], [1.0, -1.0, 0.5]])
+    selected_n = loss.selected(log_prob_n, old_n, advantages_n, torch.Generator())
+    loss(
+        LossInputs(
+            log_prob_n=log_prob_n.clone().requires_grad_(),
+            old_log_prob_n=old_n,
+            advantages_n=advantages_n,
+            rows_n=torch.tensor([0, 0, 1]),
+            selected_n=selected_n,
+        )
     )

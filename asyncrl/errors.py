@@ -35,6 +35,7 @@ AsyncRLError
 ├── EngineError (RuntimeError)        the rollout engine failed or was closed
 │   ├── PromptTooLongError (ValueError)
 │   └── EmptySessionError             not one token was sampled
+├── AlgorithmError (RuntimeError)     an estimator or a loss of the user raised, or answered what cannot be trained on
 ├── RewardError (RuntimeError)        a reward function raised, hung or returned nonsense: a failed session, never reward 0
 ├── DeadlineError (TimeoutError)      a wait ran into its deadline; the message names who waited for what
 ├── StrayCancelError (RuntimeError)   a part of the controller was cancelled, and nobody had asked for it
@@ -263,6 +264,13 @@ class PromptTooLongError(EngineError, ValueError):
 
 class EmptySessionError(EngineError):
     """A session without a single sampled token: nothing to score, nothing to train on."""
+
+
+class AlgorithmError(AsyncRLError, RuntimeError):
+    """An estimator or a loss of the user raised in a step, or answered what cannot be trained on; the message names it."""
+
+    has_learned: bool = False
+    """Had this update made an optimizer step before? If not, the weights are those of the step before."""
 
 
 class RewardError(AsyncRLError, RuntimeError):

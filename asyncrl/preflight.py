@@ -36,10 +36,11 @@ class RunInputs:
 
 
 def check_train(run: TrainRun) -> RunInputs:
-    """Files, rows, model directory, tools, reward function, batch arithmetic and place of a training run."""
+    """Files, rows, model directory, tools, reward function, own algorithms, batch arithmetic and place of a training run."""
     check_place(run.trainer.default_local_dir, run.trainer.experiment_name)
     _check_parts(run)
     _check_critic(run)
+    _check_own_algorithms(run)
     inputs = RunInputs(
         train_rows=RLHFDataset(run.data.train_files, run.data, max_rows=run.data.max_rows),
         val_rows=_val_rows(run),
@@ -113,6 +114,14 @@ def _check_critic(run: TrainRun) -> None:
     if run.has_critic and run.critic.model_path:
         check_weights(run.critic.model_path, key="critic.model_path")
         check_context(run.critic_model, run.max_model_len, key="critic.model_path")
+
+
+def _check_own_algorithms(run: TrainRun) -> None:
+    """An estimator or a loss of the user's own: it can be had, and answers what can be trained on. They bring torch themselves."""
+    if ":" in run.algorithm.adv_estimator or ":" in run.actor.loss_mode:
+        from asyncrl.chosen import check_choices
+
+        check_choices(run)
 
 
 def _check_warmup(run: TrainRun, steps: int) -> None:

@@ -27,7 +27,7 @@ from functools import partial
 
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.config import TrainRun
-from asyncrl.errors import StrayCancelError
+from asyncrl.errors import AlgorithmError, StrayCancelError
 from asyncrl.feed import Feed
 from asyncrl.keys import StepLease
 from asyncrl.observe.sight import Sight
@@ -186,7 +186,7 @@ class Trainer:
             timeout_s=self.run.trainer.stage_timeout_s,
         )
         await self.queue.open_lease(scope.lease, keys=batch.keys, partition_id=batch.partition_id)
-        self._is_updating = True
+        self._is_updating, has_learned = True, False
         try:
             await self.world.site("trainer.sampled")  # the step's groups are recorded: they stay, whatever comes meanwhile
             await check_sample(scope, group_size=self.run.rollout.n, max_staleness=self.admission.max_staleness)
@@ -194,9 +194,12 @@ class Trainer:
             for stage in self.stages:
                 with self.sight.timing(stage.name):
                     self.sight.add(await run_stage(stage, balanced))
+                has_learned = has_learned or stage.learns
             texts = await self._trajectory_texts(batch)
             await self._trace_end(balanced)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, AlgorithmError):
+                self._is_updating = has_learned or error.has_learned  # else the weights are those of the border
             await self.replay.restore(step)
             await self.queue.close_lease(scope.lease)
             raise

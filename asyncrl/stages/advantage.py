@@ -3,6 +3,7 @@
 Rows of one session are one sequence: their scores count once, and returns run through all of them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -60,7 +61,7 @@ def advantage_stage(config: AlgorithmConfig, *, kl: KLCoefficient | None = None,
         padded = pad_batch(columns)
         mask_BR = padded.batch["response_mask"]
         packing = Packing.of(padded.batch["response_lens"], numbered(batch.sessions), num_columns=mask_BR.shape[1])
-        rewards_BR, metrics = _rewards(padded, packing, config, kl)
+        rewards_BR, metrics, follow = _rewards(padded, packing, config, kl)
         inputs = AdvantageInputs(
             rewards_BR=rewards_BR,
             mask_BR=mask_BR,
@@ -69,6 +70,7 @@ def advantage_stage(config: AlgorithmConfig, *, kl: KLCoefficient | None = None,
             **_optional(padded, needs),
         )
         found = chosen(inputs.packed(packing)).unpacked(packing)
+        follow()  # not before: where the estimator raises, a checkpoint has the coefficient of its border
         written = _written(padded, columns["rm_scores"], rewards_BR, found)
         spread = _spread(values_of(written["advantages"]), values_of(columns["response_mask"]))
         return StageOutput(columns=written, metrics=metrics | spread)
@@ -91,11 +93,12 @@ def _written(padded: DataProto, scores: torch.Tensor, rewards_BR: torch.Tensor, 
 
 def _rewards(
     padded: DataProto, packing: Packing, config: AlgorithmConfig, kl: KLCoefficient | None
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """Token-level rewards, float32 [B, R], with each session's score once; and the numbers of the KL in them."""
+) -> tuple[torch.Tensor, dict[str, float], Callable[[], None]]:
+    """Token-level rewards, float32 [B, R], with each session's score once; the numbers of the KL in them; and what moves the
+    coefficient."""
     scores_BR = session_rewards(padded.batch["rm_scores"], packing)
     if kl is None:
-        return scores_BR, {}
+        return scores_BR, {}, lambda: None
     columns = padded.batch
     coef = kl.controller.coef
     rewards_BR, _ = kl_in_reward(
@@ -110,8 +113,12 @@ def _rewards(
         coef,
         config.kl_penalty,
     )
-    kl.controller = kl.controller.after(mean_kl, int(packed_mask.any(1).sum()))
-    return rewards_BR, {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": coef}
+    moved = kl.controller.after(mean_kl, int(packed_mask.any(1).sum()))
+
+    def follow() -> None:
+        kl.controller = moved
+
+    return rewards_BR, {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": coef}, follow
 
 
 def _optional(padded: DataProto, needs: frozenset[str]) -> dict[str, torch.Tensor]:

@@ -54,6 +54,8 @@ class Stage:
     reads: frozenset[str]
     writes: frozenset[str]
     compute: Callable[[TensorDict, KVBatchMeta, StepContext], StageOutput]
+    learns: bool = False
+    """Does it change weights?"""
 
     def __post_init__(self) -> None:
         for name in self.reads | self.writes:

@@ -28,7 +28,7 @@ def update_actor_stage(update: Update, *, columns: Iterable[str] = ()) -> Stage:
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
         return StageOutput(metrics=update(columns, batch.groups, batch.sessions, seed=context.seed))
 
-    return Stage(name="update_actor", reads=reads, writes=frozenset(), compute=compute)
+    return Stage(name="update_actor", reads=reads, writes=frozenset(), compute=compute, learns=True)
 
 
 LOSS_COLUMNS = frozenset({"old_log_probs", "ref_log_prob", "loss_weights", "rollout_is_weights"})

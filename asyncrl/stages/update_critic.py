@@ -25,7 +25,7 @@ def update_critic_stage(update: UpdateCritic, *, has_loss_weights: bool = False)
         explained = _explained(columns)  # before the update: of the values that the advantages were computed with
         return StageOutput(metrics={**update(columns, batch.groups), **explained})
 
-    return Stage(name="update_critic", reads=reads, writes=frozenset(), compute=compute)
+    return Stage(name="update_critic", reads=reads, writes=frozenset(), compute=compute, learns=True)
 
 
 def _explained(columns: TensorDict) -> dict[str, float]:

@@ -23,7 +23,7 @@ from asyncrl.algorithms.kl import kl_penalty
 from asyncrl.algorithms.losses.inputs import LossInputs
 from asyncrl.chosen import chosen_correction, chosen_loss
 from asyncrl.config import TrainRun
-from asyncrl.errors import ConfigError
+from asyncrl.errors import AlgorithmError, ConfigError
 from asyncrl.ports import Topology
 from asyncrl.protocol.mini_batches import mini_batches, numbered
 from asyncrl.protocol.ragged import rows_of
@@ -104,13 +104,18 @@ class Actor:
         metrics, when there. group_ids: the uid of each row, None for padding. session_ids: the session of each row, which is one
         sequence in the loss; None: every row is one. seed: of what a loss picks at random.
         Returns metrics under verl's names, means over the mini-batches.
-        Raises NonFiniteGradientError after too many skipped updates in a row.
+        Raises NonFiniteGradientError after too many skipped updates in a row, and AlgorithmError as ChosenLoss.
         """
         batch = _Batch.of(columns, group_ids, session_ids or [str(row) for row in range(len(group_ids))])
         reports: list[dict[str, float]] = []
         for _ in range(self._config.ppo_epochs):
             for chosen in mini_batches(group_ids, self._groups_a_mini_batch):
-                reports.append(self._update_mini_batch(batch, chosen, is_first=not reports, seed=seed + len(reports)))
+                try:
+                    report = self._update_mini_batch(batch, chosen, is_first=not reports, seed=seed + len(reports))
+                except AlgorithmError as error:
+                    error.has_learned = bool(reports)
+                    raise
+                reports.append(report)
         return {**means(reports), "actor/skipped_updates": float(self._learner.skipped_updates)}
 
     def _update_mini_batch(self, batch: "_Batch", chosen: Sequence[int], *, is_first: bool, seed: int) -> dict[str, float]:
@@ -149,7 +154,7 @@ class Actor:
         weight = pick(micro.weights, rows)
         kept = pick(micro.prepared.kept, rows)
         inputs = micro.loss_inputs(rows, log_prob, kept)
-        policy_loss = self._loss.spec.policy_loss(inputs, self._loss.options)
+        policy_loss = self._loss(inputs)
         pg_loss = torch.zeros_like(log_prob).masked_scatter(kept, policy_loss.loss_n) if not kept.all() else policy_loss.loss_n
         terms = {"actor/pg_loss": pg_loss}
         loss = pg_loss

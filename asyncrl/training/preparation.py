@@ -94,7 +94,7 @@ def _selected(rows: ActorRows, chosen: Sequence[int], loss: ChosenLoss, kept: Ro
     now_n = flat(now)
     old_n = flat(rows.old) if rows.old else now_n
     generator = torch.Generator().manual_seed(seed)
-    picked_n = loss.spec.selected(now_n, old_n, flat(rows.advantages), loss.options, generator)
+    picked_n = loss.selected(now_n, old_n, flat(rows.advantages), generator)
     assert picked_n is not None
     parts = torch.split(picked_n, [int(kept[row].sum()) for row in chosen])
     selected = [torch.zeros_like(mask) for mask in rows.mask]
