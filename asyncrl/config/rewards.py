@@ -16,10 +16,13 @@ def _plain_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         is_plain = not url or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
+        is_plain = is_plain and url.isprintable() and " " not in url
     except ValueError:  # a port that is no number
         is_plain = False
     if not is_plain:
         raise ConfigError(f"{url!r} is no address of the form http://host:port/v1")
+    if url.rstrip("/").endswith("/chat/completions"):
+        raise ConfigError(f"{url!r}: leave out /chat/completions, which is added to it")
     return url.rstrip("/")
 
 

@@ -72,7 +72,7 @@ class ChatEndpoint:
         if response.status != 200:
             raise RewardError(await self._refusal(response))
         if response.content_type != "application/json":
-            raise RewardError(self._told(f"it answered with {shown(response.content_type)} in place of JSON"))
+            raise RewardError(self._told(f"it answered with {shown(self._without_key(response.content_type))} in place of JSON"))
         text, is_whole = await self._text(response, MAX_BODY_BYTES)
         if not is_whole:
             raise RewardError(self._told(f"its answer has more than {MAX_BODY_BYTES} bytes"))
@@ -83,8 +83,8 @@ class ChatEndpoint:
             text, _ = await self._text(response, EXCERPT_BYTES)
         except aiohttp.ClientError:
             text = "its words broke off"
-        words = " ".join(text.split())[:_EXCERPT_CHARS]
-        return self._told(f"it answered {response.status} {response.reason}{f': {words}' if words else ''}")
+        reason, words = (" ".join(said.split())[:_EXCERPT_CHARS] for said in (self._without_key(response.reason or ""), text))
+        return self._told(f"it answered {response.status} {reason}{f': {words}' if words else ''}")
 
     async def _text(self, response: aiohttp.ClientResponse, limit: int) -> tuple[str, bool]:
         """Up to `limit` bytes of the body, without the key, and whether that is all of it."""
@@ -115,7 +115,7 @@ class ChatEndpoint:
             return float(header.strip()[:9])
         try:
             date = parsedate_to_datetime(header)
-        except ValueError:
+        except (ValueError, OverflowError):
             return 0.0
         return max(0.0, date.replace(tzinfo=date.tzinfo or UTC).timestamp() - self._world.wall_time())
 

@@ -1,7 +1,7 @@
 """The message to a judge: a Jinja template that sees what a reward function sees.
 
-Templates are checked when the run begins: syntax, and that every name in them exists. They run in Jinja's sandbox, which cannot
-change the row that it shows.
+Templates are checked when the run begins: syntax, that every name in them exists, and that they need no other file. They run in
+Jinja's sandbox, which cannot change the row that it shows.
 """
 
 from pathlib import Path
@@ -56,14 +56,22 @@ def load_prompt(path: str) -> JudgePrompt:
     where = f"reward.judge.prompt = {path!r}"
     try:
         source = Path(path).read_text(encoding="utf-8") if path else DEFAULT
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that no system has
         raise RewardSpecError(f"{where}: cannot be read ({error})") from error
+    if not source.strip():
+        raise RewardSpecError(f"{where}: the file is empty")
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
     try:
-        unknown = sorted(meta.find_undeclared_variables(environment.parse(source)) - {*NAMES, *environment.globals})
+        tree = environment.parse(source)
+        others = next(meta.find_referenced_templates(tree), "")
+        unknown = sorted(meta.find_undeclared_variables(tree) - {*NAMES, *environment.globals})
         template = environment.from_string(source)
     except TemplateSyntaxError as error:
         raise RewardSpecError(f"{where}, line {error.lineno}: {error.message}") from error
+    except RecursionError as error:
+        raise RewardSpecError(f"{where}: its expressions are nested too deeply") from error
+    if others != "":
+        raise RewardSpecError(f"{where}: it includes or extends {others or 'another template'!r}; a template is one file")
     if unknown:
         raise RewardSpecError(f"{where}: no {unknown[0]!r}; a template sees {', '.join(NAMES)}{nearest(unknown[0], NAMES)}")
     return JudgePrompt(template)

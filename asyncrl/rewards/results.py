@@ -6,6 +6,9 @@ from asyncrl.errors import RewardError
 from asyncrl.ports import Json, RewardResult
 from asyncrl.wording import names_shown, shown
 
+MAX_DEPTH = 32
+"""Of what a reward returns beside its score; what copies and writes it down calls itself for each level."""
+
 
 def to_result(value: Json, function: str) -> RewardResult:
     """A finite number, or a dict with such a `score`, as a RewardResult; the rest of the dict is `extra`.
@@ -18,7 +21,26 @@ def to_result(value: Json, function: str) -> RewardResult:
     if "score" not in value:
         raise RewardError(f"reward function {function!r} returned a dict without 'score'; its keys: {names_shown(value)}")
     score = _finite(value["score"], function, "returned 'score':")
+    for name, entry in value.items():
+        if why := _not_kept([name, entry]):
+            raise RewardError(f"reward function {function!r} returned {shown(name)}, which cannot be kept: {why}")
     return RewardResult(score=score, extra={name: entry for name, entry in value.items() if name != "score"})
+
+
+def _not_kept(value: Json) -> str:
+    """Why the store, or whoever walks through it, could not hold a value; "": it can. A judge writes what it likes."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        for entry in level:
+            if isinstance(entry, int) and not -(2**63) <= entry < 2**64:
+                return "an integer of more than 64 bits"
+            if isinstance(entry, str) and not entry.isascii() and any("\ud800" <= char <= "\udfff" for char in entry):
+                return "a text with half a surrogate pair"
+        nested = [entry for entry in level if isinstance(entry, list | dict)]
+        level = [inner for entry in nested for inner in (entry if isinstance(entry, list) else [*entry, *entry.values()])]
+        if not level:
+            return ""
+    return f"it is nested deeper than {MAX_DEPTH} levels"
 
 
 def _finite(value: Json, function: str, verb: str) -> float:

@@ -131,6 +131,10 @@ def test_a_row_that_does_not_fit_the_template_is_an_error_of_its_session(tmp_pat
         (b"{{ solution_str", ", line 1: unexpected end of template"),
         (b"\n{% for %}", ", line 2: "),
         (b"\xff", ": cannot be read"),
+        (b" \n", ": the file is empty"),
+        (b"{% include 'rules.jinja' %}", ": it includes or extends 'rules.jinja'; a template is one file"),
+        (b"{% extends base %}", ": it includes or extends 'another template'"),
+        (b"{{ " + b"(" * 3000 + b"1" + b")" * 3000 + b" }}", ": its expressions are nested too deeply"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_one_line_of_the_user(tmp_path: Path, source: bytes, message: str) -> None:
@@ -142,6 +146,8 @@ def test_a_template_that_cannot_be_used_is_one_line_of_the_user(tmp_path: Path, 
     assert "\n" not in str(caught.value)
     with pytest.raises(RewardSpecError, match="cannot be read"):
         load_prompt(str(tmp_path / "absent"))
+    with pytest.raises(RewardSpecError, match="cannot be read"):
+        load_prompt("a\0b")
 
 
 # --- tries ------------------------------------------------------------------------------------------------------------------------

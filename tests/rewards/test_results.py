@@ -31,6 +31,32 @@ def test_nothing_else_becomes_a_number(value: Json) -> None:
         to_result(value, "m:f")
 
 
+def nested(depth: int) -> Json:
+    value: Json = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("extra", "why"),
+    [
+        ({"x": 2**64}, "'x', which cannot be kept: an integer of more than 64 bits"),
+        ({"x": {"y": [1, 10**400]}}, "'x', which cannot be kept: an integer of more than 64 bits"),
+        ({"x": "half \ud800"}, "'x', which cannot be kept: a text with half a surrogate pair"),
+        ({"\ud800": 1}, "which cannot be kept: a text with half a surrogate pair"),
+        ({"x": {"\udfff": 1}}, "'x', which cannot be kept: a text with half a surrogate pair"),
+        ({"x": nested(900)}, "'x', which cannot be kept: it is nested deeper than 32 levels"),
+    ],
+)
+def test_what_no_store_can_keep_fails_its_session_alone(extra: dict[str, Json], why: str) -> None:
+    with pytest.raises(RewardError) as caught:
+        to_result({"score": 1.0, **extra}, "f")
+    assert str(caught.value).startswith("reward function 'f' returned ")
+    assert str(caught.value).endswith(why)
+    assert to_result({"score": 1.0, "x": nested(20), "y": [2**63, "ü"]}, "f").score == 1.0
+
+
 def test_an_error_is_told_in_one_line_with_its_place() -> None:
     def inner() -> None:
         raise KeyError("a\nb" + "x" * 10_000)

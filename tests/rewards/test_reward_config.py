@@ -51,6 +51,11 @@ def with_judge(**keys: object) -> dict[str, Any]:
         (with_judge(base_url="ftp://localhost"), "reward.judge.base_url: 'ftp://localhost' is no address of the form http://"),
         (with_judge(base_url="http://"), "reward.judge.base_url: 'http://' is no address of the form http://"),
         (with_judge(base_url="http://h:x/v1"), "reward.judge.base_url: 'http://h:x/v1' is no address of the form http://"),
+        (with_judge(base_url="http://a host/v1"), "reward.judge.base_url: 'http://a host/v1' is no address of the form http://"),
+        (
+            with_judge(base_url="http://h/v1/chat/completions/"),
+            "reward.judge.base_url: 'http://h/v1/chat/completions/': leave out /chat/completions, which is added to it",
+        ),
         (with_judge(base_url="http://h:0/v1"), "reward.judge.base_url: 'http://h:0/v1' is no address of the form http://"),
     ],
 )

@@ -1,6 +1,7 @@
 """The scorer: right scores, and no hostile function costs more than its own session."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -40,12 +41,14 @@ async def test_rules_score(opened: Opened, ask: Ask) -> None:
 
 async def test_the_function_sees_the_whole_request(project: Project, opened: Opened, ask: Ask) -> None:
     project("""
+        import json
         def score(data_source, solution_str, ground_truth, extra_info):
-            return {"score": 1, "seen": [data_source, solution_str, ground_truth, extra_info], "pid": os.getpid()}
+            seen = json.dumps([data_source, solution_str, ground_truth, extra_info])  # more than a result may hold
+            return {"score": 1, "seen": seen, "pid": os.getpid()}
     """)
     async with opened("my_rewards:score") as scorer:
         result = await scorer.score(ask("s\ud800\0", {"a": [1, None, 2**70]}, num_turns=2))
-    assert result.extra["seen"] == ["test", "s\ud800\0", {"a": [1, None, 2**70]}, {"num_turns": 2}]
+    assert json.loads(result.extra["seen"]) == ["test", "s\ud800\0", {"a": [1, None, 2**70]}, {"num_turns": 2}]
     assert result.extra["pid"] != os.getpid()
 
 
