@@ -2,6 +2,7 @@
 
 import math
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,22 @@ async def test_every_correction_trains(config: Path, kind: str) -> None:
     assert ("rollout_corr/rollout_rs_masked_fraction" in rows[0]) == (kind in ("rejection", "both"))
     if kind == "token":
         assert rows[0]["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1, abs=1e-4)
+
+
+async def test_the_metrics_that_the_pages_name_are_those_of_a_run(config: Path) -> None:
+    keys = ["rollout_is=token", "rollout_rs=token_k2", "rollout_rs_threshold=5"]
+    overrides = [f"algorithm.rollout_correction.{key}" for key in keys]
+    overrides += ["reward.manager=dapo", "reward.overlong_buffer_len=6", "algorithm.use_kl_in_reward=true"]
+    folder = await train(config, "trainer.total_training_steps=1", *overrides)
+    (row,) = read_metrics(folder / "metrics.jsonl")
+    pages = "".join(PAGE.with_name(name).read_text(encoding="utf-8") for name in ("algorithms.md", "rewards.md"))
+    (under,) = re.findall(r"Metrics under `rollout_corr/`: ([^;]*);", pages)
+    named = set(re.findall(r"`((?:actor|training|reward)/[a-z_/*]+)`", pages)) | {
+        f"rollout_corr/{name}" for name in re.findall(r"`(\w+)`", under)
+    }
+    named -= {"reward/judge_attempts", "reward/judge_tokens"}  # of a judge, in its own tests
+    assert len(named) > 12
+    assert [name for name in sorted(named) if not any(fnmatch(each, name) for each in row)] == []
 
 
 @pytest.mark.parametrize("kind", ["auto", "recompute", "bypass"])
