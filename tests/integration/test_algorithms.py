@@ -156,6 +156,18 @@ async def test_the_kl_in_the_reward_moves_its_coefficient_and_a_resumed_run_goes
     assert (whole / "hf/model.safetensors").read_bytes() == (resumed / "hf/model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("estimator", [*ESTIMATORS, "own_algorithms:raw"])
+async def test_a_group_of_one_is_warned_of_where_it_teaches_nothing(
+    config: Path, caplog: pytest.LogCaptureFixture, estimator: str
+) -> None:
+    keys = ["rollout.n=1", "trainer.total_training_steps=1", "reward.function=part_reward:score", "data.train_batch_size=4"]
+    own = {"gdpo": ["algorithm.gdpo_reward_keys=first"]}
+    folder = await train(config, f"algorithm.adv_estimator={estimator}", *keys, *own.get(estimator, []))
+    (row,) = read_metrics(folder / "metrics.jsonl")
+    is_silent = row["critic/advantages/max"] == row["critic/advantages/min"] == 0
+    assert any("a group of one has advantage 0" in record.message for record in caplog.records) == is_silent
+
+
 async def test_groups_without_signal_are_replaced(config: Path) -> None:
     folder = await train(
         config, "algorithm.filter_groups=true", "reward.function=part_reward:score", "trainer.total_training_steps=2"
