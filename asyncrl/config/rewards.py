@@ -26,6 +26,13 @@ def _plain_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def _variable(name: str) -> str:
+    """Raises ConfigError, without repeating it, for what is no variable's name: it may be the key itself."""
+    if name and not (name.isascii() and name.isidentifier()):
+        raise ConfigError("give the name of an environment variable, such as JUDGE_API_KEY; the key itself is its value")
+    return name
+
+
 class LimitsConfig(Section):
     """Limits on calls, kept for `rate_limited` and `judge`. A call waits in line, first come first served."""
 
@@ -57,7 +64,7 @@ class JudgeConfig(Section):
     """File with a Jinja template of the message; it sees the arguments of a reward function and response_len. Empty: built in."""
     max_tokens: Positive = 512
     """Tokens of the verdict at most; one that is cut off is an error."""
-    api_key_env: str = ""
+    api_key_env: Annotated[str, AfterValidator(_variable)] = ""
     """Name of the environment variable that holds the key. Empty: none is sent."""
     max_attempts: Positive = 4
     """Tries of one call: again after a lost connection, 429 and 5xx, within reward.timeout_s."""

@@ -74,6 +74,13 @@ def test_an_address_with_a_secret_is_refused_without_repeating_it(url: str) -> N
     assert "hidden" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["sk-hidden", "hidden key", "1hidden", "$HIDDEN"])
+def test_a_key_in_place_of_its_variable_is_refused_without_repeating_it(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"reward\.judge\.api_key_env: give the name of an environment variable") as caught:
+        parse(with_judge(api_key_env=name))
+    assert "hidden" not in str(caught.value).lower()
+
+
 @pytest.mark.parametrize(
     ("reward", "sections"),
     [
