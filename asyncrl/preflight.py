@@ -36,11 +36,11 @@ class RunInputs:
 
 
 def check_train(run: TrainRun) -> RunInputs:
-    """Files, rows, model directory, tools, reward function, own algorithms, batch arithmetic and place of a training run."""
+    """Files, rows, model directory, tools, reward function, algorithms, batch arithmetic and place of a training run."""
     check_place(run.trainer.default_local_dir, run.trainer.experiment_name)
     _check_parts(run)
     _check_critic(run)
-    _check_own_algorithms(run)
+    _check_choices(run)
     inputs = RunInputs(
         train_rows=RLHFDataset(run.data.train_files, run.data, max_rows=run.data.max_rows),
         val_rows=_val_rows(run),
@@ -116,9 +116,14 @@ def _check_critic(run: TrainRun) -> None:
         check_context(run.critic_model, run.max_model_len, key="critic.model_path")
 
 
-def _check_own_algorithms(run: TrainRun) -> None:
-    """An estimator or a loss of the user's own: it can be had, and answers what can be trained on. They bring torch themselves."""
-    if ":" in run.algorithm.adv_estimator or ":" in run.actor.loss_mode:
+def _check_choices(run: TrainRun) -> None:
+    """What only the algorithms themselves know: are the user's own to be had, and is each value one that they take?
+
+    Torch is loaded where there is something to ask.
+    """
+    algorithm, actor = run.algorithm, run.actor
+    is_own = ":" in algorithm.adv_estimator or ":" in actor.loss_mode
+    if is_own or algorithm.adv_options or actor.loss_options or actor.clip_ratio_c or algorithm.rollout_correction.is_on:
         from asyncrl.chosen import check_choices
 
         check_choices(run)

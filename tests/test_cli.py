@@ -76,6 +76,21 @@ CASES: dict[str, tuple[Callable[[Config], Path], str]] = {
         lambda make: make(toml='reward = { manager = "dapo", overlong_buffer_len = 2000 }'),
         "data.max_response_length = 1024: the penalty would begin at 1024 - 2000 = -976 tokens",
     ),
+    "a value that the loss refuses": (
+        lambda make: make(toml='actor = { loss_mode = "sapo", loss_options.tau_pos = -1.0 }'),
+        "tau_pos = -1.0 must be positive",
+    ),
+    "a threshold that the correction refuses": (
+        lambda make: make(toml="algorithm.rollout_correction = { rollout_rs = 'token_k1', rollout_rs_threshold = 0.5 }"),
+        "algorithm.rollout_correction: rollout_rs_threshold = '0.5' for token_k1",
+    ),
+    "an estimator that does not import": (lambda make: make(toml="algorithm.adv_estimator = 'no_such_module:mine'"), "no_such_mod"),
+    "a template that is not there": (
+        lambda make: make(
+            toml='reward = { manager = "judge", judge = { base_url = "http://localhost/v1", model = "m", prompt = "no.jinja" } }'
+        ),
+        "reward.judge.prompt = 'no.jinja': cannot be read",
+    ),
     "batch does not divide": (lambda make: make(batch=10, toml="actor.ppo_mini_batch_size = 3"), "10 / 3 = 3.33"),
     "more groups than rows": (lambda make: make(batch=10), "data.train_batch_size = 10 but the training files give 1 rows"),
     "missing file": (lambda make: make(toml='data.val_files = "nothing.jsonl"'), "data.val_files"),

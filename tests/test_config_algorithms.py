@@ -56,6 +56,10 @@ from tests.test_config import Tree, refusal, tree
             },
             "add \"overlong_reward\" to algorithm.gdpo_reward_keys = ['format']",
         ),
+        (
+            {"algorithm__adv_estimator": "gdpo", "algorithm__gdpo_reward_keys": ["a", "b", "a"]},
+            "algorithm.gdpo_reward_keys = ['a', 'b', 'a']: name each component once",
+        ),
         ({"algorithm__filter_groups": True, "rollout__n": 1}, "algorithm.filter_groups with rollout.n = 1 drops every group"),
         (
             {

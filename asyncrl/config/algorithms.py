@@ -76,6 +76,8 @@ def check_algorithms(algorithm: AlgorithmConfig, actor: ActorConfig, *, group_si
             'algorithm.adv_estimator = "gdpo" needs algorithm.gdpo_reward_keys: the components, by their names in what the reward '
             "function returns"
         )
+    if len(set(algorithm.gdpo_reward_keys)) < len(algorithm.gdpo_reward_keys):
+        raise ConfigError(f"algorithm.gdpo_reward_keys = {algorithm.gdpo_reward_keys}: name each component once")
     if algorithm.adv_estimator in TOKEN_BASELINES and algorithm.old_log_probs == "bypass":
         raise ConfigError(
             f'algorithm.old_log_probs = "bypass" leaves out the forward pass that {algorithm.adv_estimator!r} takes probabilities '
