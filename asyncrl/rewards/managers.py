@@ -68,20 +68,20 @@ class DapoManager:
 
 
 class GdpoManager:
-    """Scores with one function that returns `score` and components, of which each session must have every one.
+    """The score of another manager, with components of which each session must have every one. name: of the function, for messages.
 
     `extra` keeps the components, as finite floats; `score` may be one of them. GDPO (arXiv 2601.05242) normalises each on its own.
     """
 
-    def __init__(self, name: str, call: CallFunction, components: Sequence[str]) -> None:
+    def __init__(self, inner: RewardScorer, name: str, components: Sequence[str]) -> None:
         assert components
-        self._naive = NaiveManager(name, call)
+        self._inner = inner
         self._name = name
         self._components = components
 
     async def score(self, request: RewardRequest) -> RewardResult:
         """Raises RewardError, also for a component that is missing or no finite number: 0 would be a reward that nobody gave."""
-        result = await self._naive.score(request)
+        result = await self._inner.score(request)
         told = {**result.extra, "score": result.score}
         found = {name: self._component(name, told) for name in self._components}
         return RewardResult(score=result.score, extra={**result.extra, **found})
@@ -101,15 +101,17 @@ class GdpoManager:
 def manager_of(
     config: RewardConfig, name: str, call: CallFunction, *, max_response_length: int, components: Sequence[str]
 ) -> RewardScorer:
-    """The manager that `reward.manager` names. name: of what `call` calls, for messages."""
-    if config.manager == "gdpo":
-        return GdpoManager(name, call, components)
-    naive = NaiveManager(name, call)
-    if config.manager != "dapo":
-        return naive
-    return DapoManager(
-        naive,
-        max_response_length=max_response_length,
-        buffer_len=config.overlong_buffer_len,
-        factor=config.overlong_penalty_factor,
-    )
+    """The manager that `reward.manager` names.
+
+    name: of what `call` calls, for messages; components: what each session must have (`algorithm.gdpo_reward_keys`).
+    """
+    scorer: RewardScorer = NaiveManager(name, call)
+    if config.manager == "dapo":
+        scorer = DapoManager(
+            scorer,
+            max_response_length=max_response_length,
+            buffer_len=config.overlong_buffer_len,
+            factor=config.overlong_penalty_factor,
+        )
+    # Whatever the manager: a session that lacks a component fails alone, and not the step that it is in.
+    return GdpoManager(scorer, name, components) if components else scorer

@@ -59,6 +59,17 @@ async def test_dapo_lowers_the_score_of_a_long_session_and_says_by_how_much(proj
 # --- gdpo -------------------------------------------------------------------------------------------------------------------------
 
 
+async def test_with_any_manager_a_session_must_have_the_components(project: Project, opened: Opened, ask: Ask) -> None:
+    """The over-long penalty may be one of them."""
+    project("def score(**request): return {'score': 1.0} if request['solution_str'] == 'bare' else {'score': 1.0, 'form': 0.5}")
+    keys = {"manager": "dapo", "overlong_buffer_len": 10, "overlong_penalty_factor": 1.0}
+    rules = {"max_response_length": 20, "components": ["form", "overlong_reward"]}
+    async with opened("my_rewards:score", rules=rules, **keys) as scorer:
+        assert (await scorer.score(ask("whole", response_len=15))).extra == {"form": 0.5, "overlong": True, "overlong_reward": -0.5}
+        with pytest.raises(RewardError, match="returned no component 'form'"):
+            await scorer.score(ask("bare", response_len=15))
+
+
 async def test_gdpo_keeps_every_component(project: Project, opened: Opened, ask: Ask) -> None:
     project("def score(**request): return {'score': 1.5, 'right': 1, 'format': 0.5, 'note': 'x'}")
     rules = {"components": ["right", "format", "score"]}
