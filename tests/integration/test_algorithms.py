@@ -59,6 +59,7 @@ def modules(config: Path) -> None:
     (config.parent / "documented_algorithms.py").write_text(example)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("estimator", "loss"), PAIRS)
 async def test_every_estimator_and_every_loss_trains(config: Path, estimator: str, loss: str) -> None:
     overrides = [f"algorithm.adv_estimator={estimator}", f"actor.loss_mode={loss}"]

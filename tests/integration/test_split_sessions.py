@@ -8,6 +8,8 @@ import pytest
 from asyncrl.observe.metrics import read_metrics
 from tests.integration.test_training_run import train
 
+pytestmark = pytest.mark.long
+
 LOOPS = """
 from dataclasses import replace
 from asyncrl.agents.single_turn import SingleTurn

@@ -8,6 +8,8 @@ import pytest
 from tests.simulation.planted import search
 from tests.simulation.planted.bug import BUGS
 
+pytestmark = pytest.mark.long
+
 SEEDS = {
     "cancelled_group_stays_running": 1,
     "last_session_may_be_lost": 2,

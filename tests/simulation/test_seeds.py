@@ -17,6 +17,8 @@ from asyncrl.config.simulation import Scenario
 from asyncrl.simulation.hunt import hunt, print_hunt
 from asyncrl.simulation.loop import Order
 
+pytestmark = pytest.mark.long
+
 CONFIGS = Path(__file__).parents[2] / "configs" / "sim"
 REFERENCE, SMALLEST = CONFIGS / "reference.toml", CONFIGS / "smallest.toml"
 TWO_TOOLS = (
