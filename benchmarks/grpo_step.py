@@ -115,7 +115,7 @@ def _run_config(folder: Path) -> TrainRun:
 def _time_actor(actor: Actor, clock: Clock) -> None:
     """Charge the policy's forward and the learner's backward to their phases."""
     learner = cast("Any", actor)._learner
-    for owner, name, phase in ((learner.policy, "forward", "forward"), (learner, "backward", "backward")):
+    for owner, name, phase in ((learner.module, "forward", "forward"), (learner, "backward", "backward")):
         plain = getattr(owner, name)
 
         def timed(*args: object, plain: Any = plain, phase: str = phase) -> object:

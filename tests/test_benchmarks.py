@@ -1,0 +1,35 @@
+"""Every benchmark still runs: with the smallest settings, each ends with one JSON object. Their figures are not looked at."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SMALLEST = {
+    "advantages": "--rows 64 --tokens 64 --repeats 1 --all",
+    "generate": "--repeats 1",
+    "grpo_step": "--rounds 1 --threads 1",
+    "simulation": "--seeds 1 --repeats 1",
+    "tool_loop": "--prompts 2 --gens 2 --turns 1 --latency 0.01 --repeats 1",
+    "transfer_queue": "--rounds 1",
+}
+LONG = {"presets", "quickstart_control", "simulation_reality", "trace_cost"}
+"""Whole trainings, on what `make train` leaves: `make presets` runs the first, people the others."""
+
+
+def test_every_benchmark_is_known() -> None:
+    assert {path.stem for path in BENCHMARKS.glob("*.py")} == SMALLEST.keys() | LONG
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_benchmark_runs(name: str) -> None:
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *SMALLEST[name].split(), "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=BENCHMARKS.parent, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert isinstance(json.loads(done.stdout.splitlines()[-1]), dict)
