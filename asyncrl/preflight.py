@@ -155,6 +155,13 @@ def total_steps(run: TrainRun, num_rows: int) -> int:
     return num_rows * epochs // batch
 
 
+_OLD_LOG_PROBS = {
+    "elide": "left out: one update a batch, so the ratio of the loss is 1, and its clips never act",
+    "recompute": "a forward pass before the first update",
+    "bypass": "the engine's own",
+}
+
+
 def describe_batch(run: TrainRun, *, num_rows: int) -> str:
     """The resolved configuration, then prompts, trajectories, mini-batches and optimizer steps."""
     batch, n, mini = run.data.train_batch_size, run.rollout.n, run.mini_batch_groups
@@ -166,7 +173,7 @@ def describe_batch(run: TrainRun, *, num_rows: int) -> str:
         f"a mini-batch        {mini} groups = {mini * n} trajectories; {batch // mini} a pass x {run.actor.ppo_epochs} passes",
         f"optimizer steps     {run.updates_per_batch} a training step, {steps * run.updates_per_batch} in all",
         f"tokens a trajectory {run.data.max_prompt_length} prompt + {run.data.max_response_length} response at most",
-        f"old_log_probs       {run.old_log_probs}",
+        f"old_log_probs       {_OLD_LOG_PROBS[run.old_log_probs]}",
         *_critic_lines(run),
     ]
     return to_toml(run) + "\n# batch arithmetic\n" + "\n".join(f"# {line}" for line in lines)

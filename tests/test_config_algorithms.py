@@ -3,6 +3,7 @@
 import pytest
 
 from asyncrl.config import TrainRun, idle_keys, parse_run
+from asyncrl.preflight import describe_batch
 from tests.test_config import Tree, refusal, tree
 
 
@@ -119,3 +120,16 @@ def test_options_of_the_chosen_algorithm_are_taken(settings: Tree) -> None:
 )
 def test_what_asks_for_old_log_probs_gets_them(settings: Tree) -> None:
     assert parse_run(TrainRun, tree(**settings)).old_log_probs == "recompute"
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "left out: one update a batch, so the ratio of the loss is 1, and its clips never act"),
+        ({"actor__ppo_epochs": 2}, "a forward pass before the first update"),
+        ({"algorithm__old_log_probs": "bypass"}, "the engine's own"),
+    ],
+)
+def test_a_dry_run_says_where_old_log_probs_come_from(settings: Tree, told: str) -> None:
+    lines = describe_batch(parse_run(TrainRun, tree(**settings)), num_rows=64).splitlines()
+    assert f"# old_log_probs       {told}" in lines
