@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from asyncrl.config import TrainRun
+from asyncrl.errors import EngineError
 from asyncrl.keys import TRAIN
 from asyncrl.ports import GenerateRequest, Prompt, RewardRequest
+from asyncrl.rollout.scripted import ScriptedEngine
 from asyncrl.transfer_queue import TransferQueue
 
 NewRun = Callable[..., TrainRun]
@@ -72,6 +74,21 @@ async def test_a_cancellation_from_inside_of_one_costs_the_group_and_hangs_nobod
         return "3"
 
     async with rig.runner(queue, rig.engine(script), new_run(**REMAX, agent={"name": "single_turn"})) as runner:
+        runner.start(prompt)
+        await asyncio.wait_for(runner.join(), 10)
+    assert (await rig.tags(queue))["a1"]["status"] == "failure"
+
+
+async def test_a_group_whose_sessions_have_all_failed_does_not_wait_for_the_greedy_one(
+    rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+) -> None:
+    async def answer(request: GenerateRequest) -> list[int]:
+        if is_greedy(request):
+            await asyncio.Event().wait()
+        raise EngineError("the engine is ill")
+
+    engine = ScriptedEngine(answer, context_len=1 << 16)
+    async with rig.runner(queue, engine, new_run(**REMAX, agent={"name": "single_turn"})) as runner:
         runner.start(prompt)
         await asyncio.wait_for(runner.join(), 10)
     assert (await rig.tags(queue))["a1"]["status"] == "failure"

@@ -10,6 +10,7 @@ import pytest
 from asyncrl.config import ReplayConfig
 from asyncrl.journal.port import Journal
 from asyncrl.keys import GroupLease, SessionLease, StepLease
+from asyncrl.ports import World
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.transfer_queue import TransferQueue
@@ -22,12 +23,20 @@ class Rig:
     """What a trainer and its runner do to replay, step by step."""
 
     def __init__(
-        self, *, batch_size: int, updates: int, max_staleness: int, config: ReplayConfig, queue: TransferQueue, filter_groups: bool
+        self,
+        *,
+        batch_size: int,
+        updates: int,
+        max_staleness: int,
+        config: ReplayConfig,
+        queue: TransferQueue,
+        filter_groups: bool,
+        world: World,
     ) -> None:
         self.queue = queue
         self.admission = Admission(batch_size=batch_size, updates=updates, max_staleness=max_staleness)
         self.replay = ReplayBuffer(
-            self.queue, self.admission, group_size=GROUP_SIZE, config=config, world=RealWorld(), filter_groups=filter_groups
+            self.queue, self.admission, group_size=GROUP_SIZE, config=config, world=world, filter_groups=filter_groups
         )
         self.batch_size = batch_size
 
@@ -84,6 +93,7 @@ async def _start(
     max_failed: int = 32,
     max_filtered: int = 32,
     filter_groups: bool = False,
+    world: World | None = None,
     journal: Journal | None = None,
     queue: TransferQueue | None = None,
 ) -> AsyncIterator[Rig]:
@@ -98,6 +108,7 @@ async def _start(
         config=config,
         queue=store,
         filter_groups=filter_groups,
+        world=world or RealWorld(),
     )
     running = asyncio.create_task(rig.replay.run())
     await settle_loop()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrl.errors import TooManyFailuresError
+from asyncrl.world import RealWorld
 
 StartRig = Callable[..., AbstractAsyncContextManager[Any]]
 Settled = Callable[[], Coroutine[Any, Any, None]]
@@ -39,6 +40,26 @@ async def test_a_constant_reward_that_a_float32_mean_misses_is_no_signal(start_r
     async with start_rig(batch_size=1, filter_groups=True) as rig:
         await rig.admit("a")
         await rig.finish("a", 0.3, 0.3)
+        await settled()
+        assert rig.admission.counters()["dropped/no_signal"] == 1
+
+
+class Slow(RealWorld):
+    """Every site takes some turns of the loop, in which others run."""
+
+    async def site(self, name: str) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+async def test_no_batch_has_it_while_its_end_is_under_way(start_rig: StartRig, settled: Settled) -> None:
+    async with start_rig(batch_size=1, max_staleness=1, filter_groups=True, world=Slow()) as rig:
+        sampling = asyncio.create_task(rig.replay.sample(1, 1))
+        await rig.admit("dull")
+        await rig.admit("a")
+        await rig.finish("a", 0.0, 1.0)
+        await rig.finish("dull", 1.0, 1.0)
+        assert (await sampling).uids == ("a", "a")
         await settled()
         assert rig.admission.counters()["dropped/no_signal"] == 1
 
