@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import os
+import signal
 import sys
 import tarfile
 import tempfile
@@ -225,4 +226,5 @@ def main(arguments: list[str] | None = None, out: TextIO = sys.stdout) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who reads may stop early, as `head` does
     sys.exit(main())

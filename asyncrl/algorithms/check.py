@@ -9,6 +9,7 @@ not looked at. A case that cannot be read, or is of an unknown kind, is said, an
 import argparse
 import json
 import math
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -180,4 +181,5 @@ def _print_file(path: Path, out: TextIO) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who reads may stop early, as `head` does
     sys.exit(main())

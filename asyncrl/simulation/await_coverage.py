@@ -6,6 +6,7 @@ A run tells which lines wait at which of its resumes. Where one is among them th
 run is made again with that fault there; and so on in that run, since what a fault leads to waits in lines of its own.
 """
 
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -210,4 +211,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who reads may stop early, as `head` does
     sys.exit(main(sys.argv[1:]))

@@ -9,6 +9,7 @@ allocators, other warnings). Compared is a digest of every event and of what the
 import argparse
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -90,4 +91,5 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who reads may stop early, as `head` does
     sys.exit(main())

@@ -3,6 +3,8 @@
 import io
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -223,3 +225,14 @@ def test_one_changed_number_of_a_copy_fails_its_case_and_not_its_neighbours(name
     code, lines = _run(tmp_path)
     assert code == 1
     assert [line.split(":")[0] for line in lines if line.startswith("  case ")] == [f"  case {case['id']}"]
+
+
+def test_who_reads_may_stop_early(tmp_path: Path) -> None:
+    """As `head` does: no traceback."""
+    _write(tmp_path, "balancing", cases=[_workload()])
+    command = [sys.executable, "-m", "asyncrl.algorithms.check", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == ""
