@@ -99,26 +99,15 @@ def _rewards(
     scores_BR = session_rewards(padded.batch["rm_scores"], packing)
     if kl is None:
         return scores_BR, {}, lambda: None
-    columns = padded.batch
     coef = kl.controller.coef
-    rewards_BR, _ = kl_in_reward(
-        scores_BR, columns["old_log_probs"], columns["ref_log_prob"], columns["response_mask"], coef, config.kl_penalty
-    )
-    packed_mask = packing.pack(columns["response_mask"])
-    _, mean_kl = kl_in_reward(
-        packing.pack(scores_BR),
-        packing.pack(columns["old_log_probs"]),
-        packing.pack(columns["ref_log_prob"]),
-        packed_mask,
-        coef,
-        config.kl_penalty,
-    )
-    moved = kl.controller.after(mean_kl, int(packed_mask.any(1).sum()))
+    old, reference, mask = (packing.pack(padded.batch[name]) for name in ("old_log_probs", "ref_log_prob", "response_mask"))
+    rewards, mean_kl = kl_in_reward(packing.pack(scores_BR), old, reference, mask, coef, config.kl_penalty)
+    moved = kl.controller.after(mean_kl, int(mask.any(1).sum()))
 
     def follow() -> None:
         kl.controller = moved
 
-    return rewards_BR, {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": coef}, follow
+    return packing.unpack(rewards), {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": coef}, follow
 
 
 def _optional(padded: DataProto, needs: frozenset[str]) -> dict[str, torch.Tensor]:
