@@ -10,12 +10,12 @@ BLOCK = 1 << 16
 """Elements of a block: half a megabyte of float64."""
 
 
-def row_blocks(rows_BR: torch.Tensor) -> list[slice]:
-    """Slices of the rows, together all of them; one slice on another device than a processor."""
+def row_blocks(rows_BR: torch.Tensor, size: int = BLOCK) -> list[slice]:
+    """Slices of the rows, together all of them, of about `size` elements; one slice on another device than a processor."""
     num_rows = len(rows_BR)
     is_whole = rows_BR.device.type != "cpu" or not rows_BR.numel()
-    size = max(num_rows if is_whole else BLOCK // (rows_BR.numel() // num_rows), 1)
-    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+    step = max(num_rows if is_whole else size // (rows_BR.numel() // num_rows), 1)
+    return [slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step)]
 
 
 def row_sums(values_BR: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,8 @@ from typing import Literal
 
 import torch
 
+from asyncrl.algorithms.blocks import row_blocks
+
 Level = Literal["token", "seq_sum", "seq_mean", "seq_max"]
 Estimator = Literal["k1", "k2", "k3"]
 
@@ -161,14 +163,12 @@ class Block:
 
 def blocks_of(old_BR: torch.Tensor, rollout_BR: torch.Tensor, mask_BR: torch.Tensor) -> Iterator[tuple[slice, Block]]:
     """The batch's blocks, one at a time: each is written over by the next. Other devices than a processor take all rows at once."""
-    num_rows, width = old_BR.shape
     if not old_BR.numel():
         return
-    size = max(BLOCK_TOKENS // width, 1) if old_BR.device.type == "cpu" else num_rows
-    scratch = [old_BR.new_empty((min(size, num_rows), width)) for _ in range(5)]
-    for start in range(0, num_rows, size):
-        rows = slice(start, min(start + size, num_rows))
-        tensors = [tensor[: rows.stop - start] for tensor in scratch]
+    blocks = row_blocks(old_BR, BLOCK_TOKENS)
+    scratch = [torch.empty_like(old_BR[blocks[0]], memory_format=torch.contiguous_format) for _ in range(5)]
+    for rows in blocks:
+        tensors = [tensor[: rows.stop - rows.start] for tensor in scratch]
         yield rows, _block(old_BR[rows], rollout_BR[rows], mask_BR[rows], *tensors)
 
 

@@ -138,8 +138,10 @@ class Actor:
         return {**numbers, "actor/grad_norm": report.grad_norm, "actor/lr": report.lr}
 
     def _log_probs_now(self, rows: Rows, chosen: Sequence[int]) -> list[torch.Tensor]:
-        """Float32 [R] a row of the batch: log-probs of the policy as it is, for `chosen`; 0 elsewhere."""
-        found = [torch.zeros(len(mask)) for mask in rows.mask]
+        """Float32 [R] a row of the batch: log-probs of the policy as it is, 0 outside the mask; empty for rows not in `chosen`."""
+        found = [torch.empty(0)] * len(rows.mask)
+        for row in chosen:
+            found[row] = torch.zeros(len(rows.mask[row]))
         with torch.no_grad():
             for places in rows.micro_batches(chosen, self._config.ppo_max_token_len_per_gpu):
                 log_prob, _ = self._learner.module(rows.token_batch(places), self._temperature)
@@ -216,14 +218,17 @@ class _Batch:
         def column(name: str) -> list[torch.Tensor]:
             return rows_of(columns[name]) if name in names else []
 
+        kept = rows.mask
+        if loss_weights := column("loss_weights"):
+            kept = [mask & (weight > 0) for mask, weight in zip(rows.mask, loss_weights, strict=True)]
         values = ActorRows(
             mask=rows.mask,
+            kept=kept,
             advantages=column("advantages"),
             sessions_B=numbered(session_ids),
             old=column("old_log_probs"),
             reference=column("ref_log_prob"),
             rollout=column("rollout_log_probs"),
-            loss_weights=column("loss_weights"),
             is_weights=column("rollout_is_weights"),
         )
         return cls(group_ids=group_ids, rows=rows, values=values)

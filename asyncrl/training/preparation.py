@@ -32,15 +32,9 @@ class ActorRows:
     old: RowValues
     reference: RowValues
     rollout: RowValues
-    loss_weights: RowValues
     is_weights: RowValues
-
-    @property
-    def kept(self) -> RowValues:
-        """bool: policy tokens that no rejection has taken out."""
-        if not self.loss_weights:
-            return self.mask
-        return [mask & (weight > 0) for mask, weight in zip(self.mask, self.loss_weights, strict=True)]
+    kept: RowValues
+    """bool: policy tokens that no rejection has taken out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +91,9 @@ def _selected(rows: ActorRows, chosen: Sequence[int], loss: ChosenLoss, kept: Ro
     picked_n = loss.selected(now_n, old_n, flat(rows.advantages), generator)
     assert picked_n is not None
     parts = torch.split(picked_n, [int(kept[row].sum()) for row in chosen])
-    selected = [torch.zeros_like(mask) for mask in rows.mask]
+    selected = [picked_n[:0]] * len(rows.mask)
     for row, part in zip(chosen, parts, strict=True):
+        selected[row] = torch.zeros_like(rows.mask[row])
         selected[row][kept[row]] = part
     return selected
 
