@@ -88,6 +88,15 @@ def test_a_session_is_one_sequence(update: Rig, columns: TensorDict, mode: str) 
     assert got == pytest.approx(want, rel=1e-5)
 
 
+def test_importance_weights_multiply_the_loss_and_change_no_denominator(update: Rig, columns: TensorDict) -> None:
+    """By hand: with one update the ratio is 1, so the loss is the mean of -A w."""
+    data = columns.exclude("old_log_probs")
+    mask = data["response_mask"].values()
+    want = -(data["advantages"].values() * data["rollout_is_weights"].values())[mask].mean()
+    assert update(data)["actor/pg_loss"] == pytest.approx(float(want), rel=1e-5)
+    assert update(data)["actor/grad_norm"] != pytest.approx(update(data.exclude("rollout_is_weights"))["actor/grad_norm"], rel=1e-3)
+
+
 def test_rejected_tokens_are_in_no_numerator_and_no_denominator(update: Rig, columns: TensorDict) -> None:
     mask = columns["response_mask"]
     kept = mask.values() & (torch.rand(len(mask.values()), generator=torch.Generator().manual_seed(5)) < 0.6)
