@@ -80,3 +80,16 @@ def test_bfloat16_gives_float32_out() -> None:
 def test_entropy_of_the_uniform_distribution_is_log_v() -> None:
     _, entropy = head_log_probs(torch.zeros(3, H), torch.zeros(V, H), torch.zeros(3, dtype=torch.int64))
     assert torch.allclose(entropy, torch.tensor(float(V)).log().expand(3))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_sum_of_squared_probabilities_is_that_of_the_definition(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several chunks, too: at least 64 tokens each."""
+    monkeypatch.setattr(token_log_probs, "CHUNK_ENTRIES", 1)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight, bias = (torch.randn(size, generator=generator, dtype=torch.float64) for size in ((150, 8), (11, 8), (11,)))
+    want = ((hidden @ weight.T + bias) / temperature).softmax(-1).square().sum(-1)
+    got = token_log_probs.head_sum_pi_squared(hidden, weight, bias_V=bias, temperature=temperature)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    even = token_log_probs.head_sum_pi_squared(torch.zeros(2, 8), torch.zeros(4, 8))
+    assert even.tolist() == [0.25, 0.25]

@@ -240,3 +240,22 @@ def test_the_actor_may_live_in_another_thread_than_the_one_that_made_it(
         pool.submit(there.update, columns, UIDS).result()
         snapshot = pool.submit(there.snapshot, 1).result()
     assert all(torch.equal(tensor, snapshot.tensors[name]) for name, tensor in here.snapshot(1).tensors.items())
+
+
+def test_the_sum_of_squared_probabilities_stands_at_the_token_it_is_of(
+    make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns
+) -> None:
+    """Against the library's model, one row at a time; the other two columns are those of `log_probs`."""
+    from transformers import AutoModelForCausalLM
+
+    folder, columns = make_model(), make_columns(LENGTHS)
+    actor = Actor(make_run(folder, rollout={"temperature": 0.7}, actor={"ppo_max_token_len_per_gpu": 40}))
+    log_probs, entropy, squares = actor.log_probs_and_squares(columns)
+    plain = actor.log_probs(columns)
+    assert torch.equal(log_probs.values(), plain[0].values())
+    assert torch.equal(entropy.values(), plain[1].values())
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    for ids, mask, got in zip(columns["input_ids"].unbind(), columns["response_mask"].unbind(), squares.unbind(), strict=True):
+        with torch.no_grad():
+            probabilities = (model(input_ids=ids[None]).logits[0, :-1] / 0.7).softmax(-1)
+        torch.testing.assert_close(got, probabilities.square().sum(-1)[-len(mask) :] * mask, rtol=1e-4, atol=1e-6)
