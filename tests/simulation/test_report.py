@@ -15,6 +15,8 @@ from asyncrl.simulation.report import Report, report_of
 from asyncrl.simulation.report_text import render
 from asyncrl.simulation.run import Outcome, simulate
 
+pytestmark = pytest.mark.long
+
 CONFIGS = Path(__file__).parents[2] / "configs" / "sim"
 REFERENCE, TOOLS = CONFIGS / "reference.toml", CONFIGS / "tools.toml"
 Run = tuple[Outcome, Activity, Report]

@@ -18,6 +18,8 @@ from asyncrl.simulation.report import report_of
 from asyncrl.simulation.run import Outcome, simulate
 from asyncrl.simulation.timeline import BANDS, BINS, bin_means, draw_timeline, engine_bands
 
+pytestmark = pytest.mark.long
+
 REFERENCE = Path(__file__).parents[2] / "configs" / "sim" / "reference.toml"
 Seen = tuple[Outcome, Activity]
 Trace = dict[str, Any]
@@ -39,7 +41,6 @@ def pixels_of(run: Seen, path: Path) -> "np.ndarray[Any, Any]":
     return np.asarray(imread(path))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("overrides", [(), LARGE, LONG], ids=["small", "many engines", "hours"])
 def test_a_picture_of_one_size_shows_something(overrides: tuple[str, ...], tmp_path: Path) -> None:
     run = seen(*overrides)
