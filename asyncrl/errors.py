@@ -31,13 +31,17 @@ AsyncRLError
 ├── TransitionError (RuntimeError)    a group status moved backwards
 ├── AdmissionError (RuntimeError)     the admission rule or the conservation of groups was broken
 ├── ReplayError (RuntimeError)        replay can no longer follow the TransferQueue
-│   └── TooManyFailuresError          group after group failed and none finished
+│   ├── TooManyFailuresError          group after group failed and none finished
+│   └── GroupFailedError              a group failed, and the run was told to end then
 ├── EngineError (RuntimeError)        the rollout engine failed or was closed
 │   ├── PromptTooLongError (ValueError)
 │   └── EmptySessionError             not one token was sampled
 ├── AlgorithmError (RuntimeError)     an estimator or a loss of the user raised, or answered what cannot be trained on
 ├── RewardError (RuntimeError)        a reward function raised, hung or returned nonsense: a failed session, never reward 0
+├── TaskEndedError (RuntimeError)     an environment ended the task by itself: neither tried again nor a reward
 ├── DeadlineError (TimeoutError)      a wait ran into its deadline; the message names who waited for what
+│   └── StalledError                  nothing goes on, and nothing that is waited for can come
+├── PoisonedStepError (RuntimeError)  a step was begun too often and never came to its end
 ├── StrayCancelError (RuntimeError)   a part of the controller was cancelled, and nobody had asked for it
 ├── GroupsExhaustedError (RuntimeError) the feed ended before the batch was full
 ├── EvaluationError (RuntimeError)    not one session of an evaluation came to an end
@@ -254,6 +258,13 @@ class TooManyFailuresError(ReplayError):
     """
 
 
+class GroupFailedError(ReplayError):
+    """A group failed, and `replay.failed_groups` is "abort"; the message carries the group's failure.
+
+    To do: mend what the failure names, and resume; or let failed groups be replaced: `replay.failed_groups = "refill"`.
+    """
+
+
 class EngineError(AsyncRLError, RuntimeError):
     """The rollout engine failed, or was closed while requests were in flight."""
 
@@ -281,6 +292,27 @@ class DeadlineError(AsyncRLError, TimeoutError):
     """A wait ran into its deadline; the message names who waited, for what and how long.
 
     To do: see what the named party was doing; where it only needs longer, raise the key that the message names.
+    """
+
+
+class StalledError(DeadlineError):
+    """No progress is possible or in sight; the message is a report of what the run waits for.
+
+    To do: mend what the report names as standing, and resume the run.
+    """
+
+
+class TaskEndedError(AsyncRLError, RuntimeError):
+    """An environment ended the task by itself: a tool or agent loop raises it where there is nothing to score.
+
+    Its session fails; it is neither tried again nor given a reward.
+    """
+
+
+class PoisonedStepError(AsyncRLError, RuntimeError):
+    """A step was begun `trainer.max_step_tries` times and never came to its end; the message names its keys.
+
+    To do: see what ends the process in this step (the log, the memory); then raise the key, and resume the run.
     """
 
 
