@@ -29,7 +29,23 @@ LIMITS, JUDGE = (
     " ".join(f"reward.{section}.{key}" for key in kind.model_fields)
     for section, kind in (("limits", LimitsConfig), ("judge", JudgeConfig))
 )
+
+
+def _shared(reason: str, holds: Callable[[TrainRun | Scenario], bool], keys: str) -> tuple[Switch[TrainRun], Switch[Scenario]]:
+    return Switch(reason, holds, keys), Switch(reason, holds, keys)
+
+
+SHARED_SWITCHES = (
+    _shared('trainer.mode is "sync"', lambda run: run.trainer.mode == "sync", "trainer.max_staleness rollout.in_flight_updates"),
+    _shared("agent.max_attempts is 1", lambda run: run.agent.max_attempts == 1, "agent.retry_backoff_s"),
+    _shared(
+        'replay.failed_groups is "abort"',
+        lambda run: run.replay.failed_groups == "abort",
+        "replay.quarantine_after replay.max_failed_groups_in_a_row",
+    ),
+)
 SWITCHES: tuple[Switch[TrainRun], ...] = (
+    *(of_training for of_training, _ in SHARED_SWITCHES),
     Switch("actor.use_kl_loss is false", lambda run: not run.actor.use_kl_loss, "actor.kl_loss_coef actor.kl_loss_type"),
     Switch(
         "algorithm.use_kl_in_reward is false",
@@ -102,7 +118,8 @@ SWITCHES: tuple[Switch[TrainRun], ...] = (
     Switch(
         "data.val_files is empty",
         lambda run: not run.data.val_files,
-        "trainer.test_freq trainer.val_before_train eval.sampled eval.greedy eval.temperature eval.n eval.max_rows",
+        "trainer.test_freq trainer.val_before_train eval.sampled eval.greedy eval.temperature eval.n eval.max_rows eval.where"
+        " eval.timeout_s",
     ),
     Switch(
         'reward.manager is not "dapo"',
@@ -130,7 +147,11 @@ SWITCHES: tuple[Switch[TrainRun], ...] = (
         JUDGE,
     ),
     Switch('reward.manager is "judge"', lambda run: run.reward.manager == "judge", "reward.function reward.num_workers"),
-    Switch("store.journal is false", lambda run: not run.store.journal, "store.sync store.commit_timeout_s"),
+    Switch(
+        "store.journal is false",
+        lambda run: not run.store.journal,
+        "store.sync store.commit_timeout_s trainer.max_step_tries",
+    ),
     Switch("eval.sampled is false", lambda run: not run.eval.sampled, "eval.temperature eval.n"),
     Switch("eval.sampled and eval.greedy are false", lambda run: not (run.eval.sampled or run.eval.greedy), "data.val_files"),
 )
@@ -143,6 +164,8 @@ SFT_SWITCHES: tuple[Switch[SFTRun], ...] = (
 )
 
 SCENARIO_SWITCHES: tuple[Switch[Scenario], ...] = (
+    *(of_scenario for _, of_scenario in SHARED_SWITCHES),
+    Switch("time in a scenario is virtual", lambda run: True, "trainer.max_loop_lag_s"),
     Switch(
         "a scenario has no files",
         lambda run: True,
@@ -169,7 +192,7 @@ SCENARIO_SWITCHES: tuple[Switch[Scenario], ...] = (
     Switch(
         "store.journal is false",
         lambda run: not run.store.journal,
-        "store.sync store.commit_timeout_s sim.journal sim.faults.journal_slow sim.faults.journal_fail",
+        "store.sync store.commit_timeout_s trainer.max_step_tries sim.journal sim.faults.journal_slow sim.faults.journal_fail",
     ),
     Switch(
         'agent.name is "single_turn"',

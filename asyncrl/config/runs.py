@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from asyncrl.config.algorithms import TOKEN_BASELINES, check_algorithms, reinforces
-from asyncrl.config.learning import ActorConfig, AlgorithmConfig, CriticConfig
+from asyncrl.config.learning import ActorConfig, AlgorithmConfig, CriticConfig, RolloutCorrectionConfig
 from asyncrl.config.rewards import RewardConfig, check_reward
 from asyncrl.config.sections import (
     AgentConfig,
@@ -43,7 +43,9 @@ class TrainRun(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        _correct_off_policy(self)
         _check_batch_arithmetic(self)
+        _check_versions(self)
         check_algorithms(self.algorithm, self.actor, group_size=self.rollout.n)
         check_reward(self.reward, max_response_length=self.data.max_response_length, components=self.algorithm.gdpo_reward_keys)
         _check_penalty(self)
@@ -58,6 +60,21 @@ class TrainRun(Section):
     def updates_per_batch(self) -> int:
         """Optimizer steps a training step."""
         return self.data.train_batch_size // self.mini_batch_groups * self.actor.ppo_epochs
+
+    @property
+    def max_staleness(self) -> int:
+        """Weight versions that a trained token may be behind."""
+        return self.trainer.max_staleness if self.trainer.mode == "async" else 0
+
+    @property
+    def publish_freq(self) -> int:
+        """Steps that make a version."""
+        return self.trainer.publish_freq
+
+    @property
+    def is_off_policy(self) -> bool:
+        """May a token be trained by other weights than have sampled it?"""
+        return self.max_staleness > 0 or self.publish_freq > 1
 
     @property
     def old_log_probs(self) -> Literal["elide", "recompute", "bypass"]:
@@ -100,6 +117,37 @@ class TrainRun(Section):
     @property
     def max_model_len(self) -> int:
         return self.rollout.max_model_len or self.data.max_prompt_length + self.data.max_response_length
+
+
+def _correct_off_policy(run: TrainRun) -> None:
+    """Token weights are the default where tokens may be of other weights and nothing else was chosen.
+
+    The run is changed in place, before anybody has it; the key does not count as set by the user.
+    """
+    section = run.algorithm.rollout_correction
+    is_chosen = bool({"rollout_is", "rollout_rs"} & section.model_fields_set) or run.algorithm.old_log_probs == "bypass"
+    if is_chosen or not run.is_off_policy:
+        return
+    given = {name: getattr(section, name) for name in section.model_fields_set}
+    correction = RolloutCorrectionConfig(**given)
+    correction.__dict__["rollout_is"] = "token"
+    algorithm = run.algorithm.model_copy()
+    algorithm.__dict__["rollout_correction"] = correction
+    run.__dict__["algorithm"] = algorithm
+
+
+def _check_versions(run: TrainRun) -> None:
+    save, publish = run.trainer.save_freq, run.publish_freq
+    if save % publish:
+        raise ConfigError(
+            f"trainer.save_freq = {save} is not a multiple of trainer.publish_freq = {publish}: checkpoints fall on steps after "
+            f"which weights are published; set it to {save + publish - save % publish}"
+        )
+    if run.agent.group_timeout_s < run.agent.timeout_s:
+        raise ConfigError(
+            f"agent.group_timeout_s = {run.agent.group_timeout_s:g} is less than agent.timeout_s = {run.agent.timeout_s:g}: "
+            "a group lasts as long as its longest session"
+        )
 
 
 def _check_batch_arithmetic(run: TrainRun) -> None:

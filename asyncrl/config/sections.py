@@ -115,7 +115,11 @@ class RolloutConfig(Section):
     deterministic: bool = False
     """Make a session's tokens independent of its neighbours: full-width decode steps, one prompt a prefill. Costs speed."""
     request_timeout_s: Seconds = 600.0
-    """A generate call that takes longer fails its session."""
+    """Seconds without a step of the engine after which a generate call fails its session. While it works, only agent.timeout_s."""
+    publish_timeout_s: Seconds = 60.0
+    """Seconds for the engine to take new weights. With in_flight_updates = false also the longest wait for calls in flight."""
+    in_flight_updates: bool = True
+    """New weights reach running generate calls at the next token. False: they wait for the calls, and new calls wait for them."""
 
 
 class AgentConfig(Section):
@@ -138,7 +142,13 @@ class AgentConfig(Section):
     max_parse_errors: Positive = 3
     """Malformed calls that are answered to the model before the session ends."""
     timeout_s: Seconds = 600.0
-    """Seconds of a whole session, its reward included."""
+    """Seconds of an attempt at a whole session, its reward included."""
+    group_timeout_s: Seconds = 3600.0
+    """Seconds of a group, from its start or from a restart of the run; its open sessions then fail, and it with them."""
+    max_attempts: Positive = 3
+    """Attempts at a session that is ended by a deadline, the engine or the machine. Errors of tools and agents get one."""
+    retry_backoff_s: Annotated[float, Field(ge=0)] = 1.0
+    """Seconds before the second attempt; twice as long before each further one."""
     tool_timeout_s: Seconds = 30.0
     """Seconds of one tool call; afterwards the model is told that it timed out."""
     max_concurrent_tools: Positive = 64
@@ -169,6 +179,10 @@ class ReplayConfig(Section):
     """Failed groups, with none finished in between, after which the run ends with the last error."""
     max_filtered_groups_in_a_row: Positive = 1024
     """Groups that algorithm.filter_groups drops, with none kept in between, after which the run ends."""
+    failed_groups: Literal["refill", "train_partial", "abort"] = "refill"
+    """A group with a failed session: replaced by the next rows, trained with the sessions that finished, or the end of the run."""
+    quarantine_after: Count = 3
+    """Failed groups of one dataset row after which it is left out. 0: never."""
 
 
 class OptimConfig(Section):
@@ -212,6 +226,10 @@ class EvalConfig(Section):
     """Sampled sessions a prompt."""
     max_rows: Count = 0
     """Rows of the held-out files. 0: all."""
+    where: Literal["between", "snapshot"] = "between"
+    """`between`: training waits for it. `snapshot`: beside training, on a second engine with a copy of the weights."""
+    timeout_s: Seconds = 3600.0
+    """Seconds of an evaluation; one that takes longer has no result, and training goes on."""
 
 
 class TrainerConfig(Section):
@@ -221,16 +239,24 @@ class TrainerConfig(Section):
     """Name of the run's folder; a second run of the name gets `-2`."""
     default_local_dir: str = "runs"
     """Folder of all runs."""
+    mode: Literal["sync", "async"] = "sync"
+    """`async`: sessions run while a step trains, up to max_staleness versions ahead. `sync`: all are of the newest weights."""
+    max_staleness: Count = 1
+    """Weight versions that a trained token may be behind. 0: as with mode = "sync"."""
+    publish_freq: Positive = 1
+    """Steps that make a version: after so many the engine gets the new weights."""
     total_training_steps: Count = 0
     """Training steps. 0: total_epochs decides."""
     total_epochs: Positive = 1
     """Passes over the training rows, when total_training_steps is 0."""
     critic_warmup: Count = 0
     """First training steps in which only the critic is updated."""
-    save_freq: Count = 0
-    """Steps between checkpoints. 0: only at the end."""
-    max_ckpt_to_keep: Positive = 2
-    """Whole checkpoints kept."""
+    save_freq: Count = 20
+    """Steps between checkpoints. 0: only at the end; a run that is killed before begins anew."""
+    max_ckpt_to_keep: Annotated[int, Field(ge=2, le=MOST)] = 2
+    """Whole checkpoints kept, the weights before step 1 among them while there are fewer."""
+    max_step_tries: Positive = 5
+    """Tries at one step's groups, over all restarts, before the run ends and names them."""
     test_freq: Count = 0
     """Steps between evaluations. 0: only before and after."""
     val_before_train: bool = True
@@ -247,6 +273,8 @@ class TrainerConfig(Section):
     """Prompt groups a step whose lineage and spans are recorded in trace.jsonl. 0: none."""
     stage_timeout_s: Seconds = 3600.0
     """Seconds that a stage of a step, a copy of the weights, or a checkpoint may take before the run ends with its name."""
+    max_loop_lag_s: Seconds = 1.0
+    """Seconds that the event loop may stand still before the log says in which call."""
     no_signal_patience: Positive = 10
     """Steps in a row without any non-zero advantage before a warning."""
     tensorboard: bool = True

@@ -191,8 +191,6 @@ class SimConfig(Section):
     """Starts of the controller after which the run is given up."""
     max_s: Annotated[float, Field(gt=0)] = 1e7
     """Virtual seconds after which the run is called endless."""
-    max_staleness: Count = 0
-    """Weight versions that a token may be behind: 0 is the synchronous trainer."""
 
     @model_validator(mode="before")
     @classmethod

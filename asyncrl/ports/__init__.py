@@ -2,7 +2,7 @@
 
 A room sees its neighbours only through these pages, which is what lets the simulator stand in for any edge of the controller:
 `World` (time, randomness, blocking work), `RolloutEngine` and `Template` (generation), `RewardScorer` (reward), `Policy` (the
-actor), `ValueFunction` (the critic) and `Rows` (the dataset). Nothing here imports torch.
+actor), `ValueFunction` (the critic) and `Rows` (the dataset). `Incident` is what they tell of trouble. Nothing here imports torch.
 """
 
 from asyncrl.ports.generation import (
@@ -15,6 +15,7 @@ from asyncrl.ports.generation import (
     VersionSpan,
     WeightSnapshot,
 )
+from asyncrl.ports.incidents import Incident, IncidentKind, Report, ignore_incident
 from asyncrl.ports.sessions import FailureClass, GroupStatus, Prompt, RewardRequest, RewardResult, RewardScorer, Rows
 from asyncrl.ports.tracing import SessionSpan, Span, SpanKind
 from asyncrl.ports.training import (
@@ -41,10 +42,13 @@ __all__ = [
     "Generation",
     "GroupStatus",
     "HeldField",
+    "Incident",
+    "IncidentKind",
     "Json",
     "Messages",
     "Policy",
     "Prompt",
+    "Report",
     "RewardRequest",
     "RewardResult",
     "RewardScorer",
@@ -64,4 +68,5 @@ __all__ = [
     "WeightSnapshot",
     "World",
     "copied",
+    "ignore_incident",
 ]

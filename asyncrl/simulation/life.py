@@ -89,7 +89,7 @@ async def open_life(
         )
         begin = checkpoint.border if checkpoint else None
         steps = scenario.trainer.total_training_steps
-        staleness = scenario.sim.max_staleness
+        staleness = run.max_staleness
         controller = open_controller(run, edges, stop=stop, total_steps=steps, border=begin, max_staleness=staleness)
         trainer = await stack.enter_async_context(controller)
         watcher.begin(trainer, edges)

@@ -183,6 +183,12 @@ def test_slower_engines_tools_and_training_take_longer() -> None:
 def test_with_staleness_weights_are_published_under_way_and_no_token_is_older_than_allowed(name: str, max_staleness: int) -> None:
     """The oracles hold, and the trainer's own check of every token."""
     usual = run_of(name, "trainer.total_training_steps=6")
-    ahead = run_of(name, "trainer.total_training_steps=6", f"sim.max_staleness={max_staleness}", "trainer.invariants=all")
+    ahead = run_of(
+        name,
+        "trainer.total_training_steps=6",
+        "trainer.mode=async",
+        f"trainer.max_staleness={max_staleness}",
+        "trainer.invariants=all",
+    )
     assert ahead.machine.is_finished
     assert ahead.seconds < usual.seconds, "groups are made while the actor learns"

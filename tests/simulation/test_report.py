@@ -40,7 +40,7 @@ SHAPES: dict[str, tuple[Path, tuple[str, ...]]] = {
     "few slots": (REFERENCE, ("rollout.max_num_seqs=2",)),
     "engines that differ": (REFERENCE, ("sim.engine.count=3", "rollout.max_num_seqs=3")),
     "few sessions at once": (REFERENCE, ("agent.max_concurrent_sessions=3",)),
-    "stale": (REFERENCE, ("sim.max_staleness=2", "sim.training.update_call_s=1.0")),
+    "stale": (REFERENCE, ("trainer.mode=async", "trainer.max_staleness=2", "sim.training.update_call_s=1.0")),
     "slow controller": (REFERENCE, ("sim.times.turn_overhead_s=0.05",)),
     "calls at the same time": (TOOLS, ("data.train_batch_size=2", "trainer.total_training_steps=2")),
 }
@@ -182,7 +182,7 @@ def test_what_a_trainer_waits_for_is_what_its_last_session_was_at() -> None:
 
 
 def test_staleness_is_seen_when_it_is_allowed() -> None:
-    report = observed(REFERENCE, "sim.max_staleness=1", "sim.training.update_call_s=1.0")[2]
+    report = observed(REFERENCE, "trainer.mode=async", "trainer.max_staleness=1", "sim.training.update_call_s=1.0")[2]
     assert set(report.staleness) == {"0", "1"}
     assert report.lengths["tokens_not_trained"] > 0, "of the groups that a finished run leaves open"
     assert report.lengths["bias"] == pytest.approx(1.0), "what is still open says nothing about what is lost"

@@ -77,7 +77,7 @@ class Emptied(Oracle):
 
     def end(self) -> None:
         ground, shadow = self.ground, self.ground.shadow
-        if not ground.machine.is_finished or ground.machine.scenario.sim.max_staleness:
+        if not ground.machine.is_finished or ground.run.max_staleness:
             return  # with staleness, groups for later steps are under way to the end
         if shadow.groups:
             self.fail(f"the run is over, and keys are left: {sorted(key for group in shadow.groups.values() for key in group)[:4]}")

@@ -22,7 +22,7 @@ class Conservation(Oracle):
         """The rule of admission, with the groups recorded as the store knows them."""
         ground, version = self.ground, self.ground.engines.version
         recorded = {uid for record in ground.shadow.records.values() if record.step > version for uid in record.uids}
-        limit = (ground.machine.scenario.sim.max_staleness + 1) * ground.run.data.train_batch_size
+        limit = (ground.run.max_staleness + 1) * ground.run.data.train_batch_size
         alive = sum(uid not in recorded for uid in ground.admission._alive)  # a record is in the store before admission has it
         if alive + len(recorded) > limit:
             self.fail(
@@ -83,7 +83,7 @@ class Conservation(Oracle):
         if not self.ground.machine.is_finished:
             return
         book, scenario = self.ground.book, self.ground.machine.scenario
-        if len(book.open) > scenario.sim.max_staleness * scenario.data.train_batch_size:
+        if len(book.open) > self.ground.run.max_staleness * scenario.data.train_batch_size:
             self.fail(f"the run is over, and {len(book.open)} groups are open, the first: {next(iter(book.open.values()))}")
         trained = {line.uid for line in book.lines.values() if line.fate == "trained"}
         learned = {uid for step in self.ground.lineage for uid in step}

@@ -53,7 +53,7 @@ class Fresh(Oracle):
     def updated(self, update: Update) -> None:
         version = len(update.lineage)
         record = self.ground.shadow.records.get(version + 1)
-        bound = self.ground.machine.scenario.sim.max_staleness
+        bound = self.ground.run.max_staleness
         for key in record.keys if record is not None else ():
             row = self.ground.shadow.keys.get((TRAIN, key))
             if row is None or "token_versions" not in row.cells:

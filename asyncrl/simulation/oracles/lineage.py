@@ -107,7 +107,7 @@ class TrainedOnce(Oracle):
             self.fail(f"the checkpoint of step {border.step} has seen groups {twice[:4]} twice")
         learned = set(seen)
         # With staleness allowed, groups are open at every border, and a checkpoint does not keep them yet.
-        keeps_all = not self.ground.machine.scenario.sim.max_staleness
+        keeps_all = not self.ground.run.max_staleness
         for line in self.ground.book.lines.values():
             if line.uid in learned and line.number >= border.cursor:
                 self.fail(f"the checkpoint of step {border.step} has the feed at {border.cursor}, but its weights have seen {line}")
