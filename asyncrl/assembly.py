@@ -20,7 +20,7 @@ from asyncrl.dataset import RLHFDataset
 from asyncrl.errors import CheckpointError
 from asyncrl.observe.run_folder import RunFolder, create_run_folder, run_folders
 from asyncrl.observe.sight import open_sight
-from asyncrl.ports import World
+from asyncrl.ports import Decode, RolloutEngine, World
 from asyncrl.preflight import RunInputs, total_steps
 from asyncrl.rewards.scoring import open_scorer
 from asyncrl.rollout.torch_engine import TorchEngine
@@ -36,7 +36,7 @@ from asyncrl.training.export import export_model
 from asyncrl.training.model import load_model
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.transfer_queue.opening import open_queue
-from asyncrl.wiring import Edges, Rollout, open_controller, open_evaluation, stages_of
+from asyncrl.wiring import Edges, Rollout, open_controller, open_measure, stages_of
 from asyncrl.world import RealWorld
 
 log = logging.getLogger(__name__)
@@ -56,14 +56,19 @@ async def read_model(run: TrainRun, world: World) -> LoadedModel:
     torch.set_num_threads(run.trainer.num_threads)
     tools = load_tools(run.agent.tools)
     template = await world.offload(load_chat_template, run.model, [tool.schema for tool in tools.values()])
-    engine = TorchEngine(
-        await world.offload(load_model, run.model),
+    engine = await world.offload(_make_engine, run, template.decode)
+    return LoadedModel(engine=engine, template=template, tools=tools)
+
+
+def _make_engine(run: TrainRun, decode: Decode) -> TorchEngine:
+    """With its own copy of the model; not started."""
+    return TorchEngine(
+        load_model(run.model),
         max_num_seqs=run.rollout.max_num_seqs,
         context_len=run.max_model_len,
         deterministic=run.rollout.deterministic,
-        decode=template.decode,
+        decode=decode,
     )
-    return LoadedModel(engine=engine, template=template, tools=tools)
 
 
 @asynccontextmanager
@@ -143,6 +148,7 @@ async def open_trainer(
             rows=rows,
             val_rows=inputs.val_rows,
             save=functools.partial(_save, run, world, actor, critic, folder, fixed, kl),
+            open_eval_engine=functools.partial(open_eval_engine, run, world, rollout.template.decode),
             open_sight=functools.partial(open_sight, folder, run.trainer, world=world, total_steps=steps, step=border.step),
         )
         begin = None if checkpoint is None else border
@@ -305,5 +311,12 @@ async def run_evaluation(run: TrainRun, rows: RLHFDataset) -> dict[str, float]:
         world = await stack.enter_async_context(RealWorld(run_seed=run.trainer.seed))
         rollout = await stack.enter_async_context(open_rollout(run, world))
         await world.offload(_drop_overlong, rows, rollout.template, run)
-        measure = await open_evaluation(run, rows, rollout, world, stack)
-        return {} if measure is None else await measure()
+        measure = await open_measure(run, rows, rollout, world, stack)
+        return {} if measure is None else await measure(rollout.engine, rollout.engine.version)
+
+
+@asynccontextmanager
+async def open_eval_engine(run: TrainRun, world: World, decode: Decode) -> AsyncIterator[RolloutEngine]:
+    """A second engine of the same model, at version 0, for an evaluation beside training."""
+    async with await world.offload(_make_engine, run, decode) as engine:
+        yield engine

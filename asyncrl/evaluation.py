@@ -2,8 +2,9 @@
 
 engine (one pinned version) -> sessions -> [evaluation] -> eval/sampled/*, eval/greedy/*
 
-Nothing is written to the TransferQueue. A session that failed is no answer: it is counted in `failed` and left out of every mean,
-never scored 0. Seeds depend on the row, not on the step, so two evaluations differ by their weights alone.
+Pinned: every token of every session was sampled by the version that is measured, or there is no number at all. Nothing is written
+to the TransferQueue. A session that failed is no answer: it is counted in `failed` and left out of every mean, never scored 0.
+Seeds depend on the row, not on the step, so two evaluations differ by their weights alone.
 """
 
 import asyncio
@@ -44,11 +45,12 @@ def eval_prompts(rows: Rows) -> list[Prompt]:
     return [to_prompt(rows[position], uid=f"val-{position}", global_steps=0) for position in range(len(rows))]
 
 
-async def evaluate(prompts: Sequence[Prompt], mode: Mode, parts: SessionParts) -> dict[str, float]:
+async def evaluate(prompts: Sequence[Prompt], mode: Mode, parts: SessionParts, *, version: int) -> dict[str, float]:
     """Run `mode.n` sessions a prompt and return `eval/<mode>/*`: success, score, tool_share, num_turns, response_length, failed.
 
-    tool_share: trajectories that called a tool. Each session has the deadline of the configuration, from when it gets its turn.
-    Raises EvaluationError when every session failed, with the first reason.
+    version: of the weights that are measured. tool_share: trajectories that called a tool. Each session has the deadline of the
+    configuration, from when it gets its turn. Raises EvaluationError when every session failed, with the first reason, and when a
+    session was sampled by another version.
     """
     places = asyncio.Semaphore(_sessions_at_once(parts.run))
 
@@ -60,9 +62,22 @@ async def evaluate(prompts: Sequence[Prompt], mode: Mode, parts: SessionParts) -
         tasks = [sessions.create_task(run_in_turn(prompt, number)) for prompt in prompts for number in range(mode.n)]
     results = [task.result() for task in tasks]
     outputs = [output for result in results for output in result.outputs]
+    _check_pinned(results, mode, version)
     if not outputs:
         raise EvaluationError(f"all {len(results)} sessions of the {mode.name} evaluation failed; the first: {results[0].failure}")
     return {f"eval/{mode.name}/{name}": value for name, value in _numbers(outputs, results).items()}
+
+
+def _check_pinned(results: Sequence[SessionResult], mode: Mode, version: int) -> None:
+    for position, result in enumerate(results):
+        for output in result.outputs:
+            sampled = {number for number, is_policy in zip(output.token_versions, output.response_mask, strict=True) if is_policy}
+            if sampled != {version}:
+                prompt, session = divmod(position, mode.n)
+                raise EvaluationError(
+                    f"session val-{prompt}_{session} of the {mode.name} evaluation of version {version} was sampled by "
+                    f"version {', '.join(map(str, sorted(sampled)))}: an evaluation is of one version"
+                )
 
 
 def _sessions_at_once(run: TrainRun) -> int:

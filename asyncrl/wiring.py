@@ -7,7 +7,7 @@ Nothing here knows a file, a thread or a model. What is the same in a run and in
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.agents.session import SessionParts, session_parts
@@ -15,11 +15,13 @@ from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.chosen import chosen_correction
 from asyncrl.config import TrainRun
 from asyncrl.evaluation import eval_prompts, evaluate, modes_of
+from asyncrl.evaluations import Evaluations, Measure, OpenEngine
 from asyncrl.feed import Feed
 from asyncrl.observe.lineage import Lineage
 from asyncrl.observe.sight import Sight
 from asyncrl.ports import (
     Policy,
+    Report,
     RewardScorer,
     RolloutEngine,
     Rows,
@@ -74,6 +76,8 @@ class Edges:
     save: Callable[[Border], Awaitable[list[int]]]
     """Writes a checkpoint; returns the steps of those that are kept, oldest first."""
     open_sight: Callable[[Lineage], AbstractAsyncContextManager[Sight]]
+    open_eval_engine: OpenEngine | None = None
+    """A second engine of the same model, for an evaluation beside training; None: there is none."""
     rollout_topology: Topology = field(default_factory=Topology)
     watch_sessions: Callable[[SessionSpan], SessionSpan] | None = None
     """Puts its own spans around those of the trace, for whoever wants to see every session."""
@@ -125,7 +129,7 @@ async def open_controller(
             actor=edges.policy,
             engine=rollout.engine,
             stages=edges.stages,
-            evaluate=await open_evaluation(run, edges.val_rows, rollout, world, stack),
+            evaluate=_of_engine(await open_measure(run, edges.val_rows, rollout, world, stack), rollout.engine),
             save=edges.save,
             sight=await stack.enter_async_context(edges.open_sight(lineage)),
             decode=rollout.template.decode,
@@ -133,6 +137,10 @@ async def open_controller(
             total_steps=total_steps,
             border=begin,
         )
+
+
+def _of_engine(measure: Measure | None, engine: RolloutEngine) -> Evaluate | None:
+    return None if measure is None else lambda: measure(engine, engine.version)
 
 
 def stages_of(
@@ -166,9 +174,7 @@ def stages_of(
     return stages
 
 
-async def open_evaluation(
-    run: TrainRun, rows: Rows | None, rollout: Rollout, world: World, stack: AsyncExitStack
-) -> Evaluate | None:
+async def open_measure(run: TrainRun, rows: Rows | None, rollout: Rollout, world: World, stack: AsyncExitStack) -> Measure | None:
     """Runs the modes of `run.eval` on the rows and gives their `eval/<mode>/*` numbers; None when there is nothing to run."""
     modes = modes_of(run.eval)
     if rows is None or not modes:
@@ -179,13 +185,33 @@ async def open_evaluation(
     for _, parts in pairs:
         stack.push_async_callback(parts.guests.close)
 
-    async def run_modes() -> dict[str, float]:
+    async def run_modes(engine: RolloutEngine, version: int) -> dict[str, float]:
         numbers: dict[str, float] = {}
         for mode, parts in pairs:
-            numbers.update(await evaluate(prompts, mode, parts))
+            numbers.update(await evaluate(prompts, mode, replace(parts, engine=engine), version=version))
         return numbers
 
     return run_modes
+
+
+async def open_evaluation(
+    run: TrainRun, edges: Edges, *, sight: Sight, report: Report, total_steps: int, stack: AsyncExitStack
+) -> Evaluations:
+    """The evaluations of a run; leaving the stack ends the one that runs."""
+    evaluations = Evaluations(
+        await open_measure(run, edges.val_rows, edges.rollout, edges.world, stack),
+        run=run,
+        world=edges.world,
+        policy=edges.policy,
+        engine=edges.rollout.engine,
+        open_engine=edges.open_eval_engine,
+        queue=edges.queue,
+        sight=sight,
+        report=report,
+        total_steps=total_steps,
+    )
+    stack.push_async_callback(evaluations.close)
+    return evaluations
 
 
 def _eval_parts(run: TrainRun, rollout: Rollout, tools: ToolRunner, world: World, sampling: SamplingParams) -> SessionParts:

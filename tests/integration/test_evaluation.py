@@ -41,6 +41,6 @@ async def test_no_session_of_a_large_evaluation_spends_its_deadline_in_the_queue
     async with RealWorld() as world, ToolRunner({}, run.agent, world) as tools:
         parts = session_parts(run, engine=engine, scorer=One(), template=template, tools=tools, world=world)
         prompts = [Prompt(uid=f"val-{n}", messages=[{"role": "user", "content": "1?"}], data_source="x") for n in range(30)]
-        numbers = await evaluate(prompts, Mode(name="sampled", sampling=SamplingParams(), n=2), parts)
+        numbers = await evaluate(prompts, Mode(name="sampled", sampling=SamplingParams(), n=2), parts, version=0)
     assert (numbers["eval/sampled/failed"], numbers["eval/sampled/success"], len(at_once)) == (0, 1, 60)
     assert max(at_once) == 8, "four sessions a slot"
