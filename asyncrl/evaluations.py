@@ -14,19 +14,37 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 from asyncrl.config import TrainRun
 from asyncrl.errors import DeadlineError
-from asyncrl.observe.sight import Sight
 from asyncrl.ports import Incident, IncidentKind, Policy, Report, RolloutEngine, WeightSnapshot, World
-from asyncrl.transfer_queue import TransferQueue
 from asyncrl.waiting import no_stray_cancel, within
 
 Measure = Callable[[RolloutEngine, int], Awaitable[dict[str, float]]]
 """(engine, version) -> `eval/*` numbers of the weights in the engine, which are that version's."""
 OpenEngine = Callable[[], AbstractAsyncContextManager[RolloutEngine]]
+
+
+class Told(Protocol):
+    """Who is told of them: the Sight of the run."""
+
+    def say(self, text: str, /) -> None: ...
+
+    async def evaluation(self, step: int, numbers: Mapping[str, float], /) -> None: ...
+
+
+class Recorded(Protocol):
+    """Where it is kept which version was evaluated last: the TransferQueue of the run."""
+
+    @property
+    def evaluated(self) -> int:
+        """-1: none yet."""
+        ...
+
+    async def note_evaluation(self, version: int, /) -> None: ...
 
 
 class Evaluations:
@@ -44,8 +62,8 @@ class Evaluations:
         policy: Policy,
         engine: RolloutEngine,
         open_engine: OpenEngine | None,
-        queue: TransferQueue,
-        sight: Sight,
+        queue: Recorded,
+        sight: Told,
         report: Report,
         total_steps: int,
     ) -> None:
