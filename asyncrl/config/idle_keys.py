@@ -173,12 +173,16 @@ SCENARIO_SWITCHES: tuple[Switch[Scenario], ...] = (
         " trainer.experiment_name trainer.default_local_dir trainer.tensorboard trainer.log_trajectories",
     ),
     Switch("a scenario has no critic", lambda run: True, "trainer.critic_warmup"),
-    Switch("a scenario has no evaluation", lambda run: True, "trainer.test_freq trainer.val_before_train"),
+    Switch(
+        "sim.prompts.val_count is 0",
+        lambda run: not run.sim.prompts.val_count,
+        "trainer.test_freq trainer.val_before_train eval.sampled eval.greedy eval.n eval.where eval.timeout_s sim.faults.eval_hang",
+    ),
     Switch(
         "a scenario has no model",
         lambda run: True,
-        "trainer.num_threads rollout.temperature rollout.top_p rollout.top_k rollout.deterministic actor.optim"
-        " actor.ppo_max_token_len_per_gpu actor.loss_mode actor.loss_options actor.clip_ratio_low actor.clip_ratio_high"
+        "trainer.num_threads rollout.temperature rollout.top_p rollout.top_k rollout.deterministic eval.temperature eval.max_rows"
+        " actor.optim actor.ppo_max_token_len_per_gpu actor.loss_mode actor.loss_options actor.clip_ratio_low actor.clip_ratio_high"
         " actor.clip_ratio_c actor.loss_agg_mode actor.loss_scale_factor actor.entropy_coeff actor.kl_loss_coef actor.kl_loss_type",
     ),
     Switch(

@@ -15,6 +15,7 @@ from asyncrl.config.sections import (
     AgentConfig,
     Count,
     DataConfig,
+    EvalConfig,
     Positive,
     ReplayConfig,
     RolloutConfig,
@@ -37,6 +38,8 @@ class SimPromptsConfig(Section):
     """Rows of the dataset."""
     prompt_len: Distribution = constant(64)
     """Tokens of a prompt; a longer one than data.max_prompt_length allows is cut."""
+    val_count: Count = 0
+    """Rows that are held out for evaluations. 0: there is none."""
 
 
 class SimSessionsConfig(Section):
@@ -157,6 +160,10 @@ class SimFaultsConfig(Section):
     """Of generate and tool calls: 100 x slower."""
     engine_death: Share = 0.002
     """Of generate calls: their engine dies, and comes back."""
+    engine_hang: Share = 0.001
+    """Of generate calls: never answered; and for a while their engine makes no step."""
+    eval_hang: Share = 0.02
+    """Of the generate calls of an evaluation: never answered."""
     late_write: Share = 0.05
     """Of settled sessions: their old attempt writes again."""
     tag_replay: Share = 0.05
@@ -168,11 +175,11 @@ class SimFaultsConfig(Section):
     site: Share = 0.25
     """Of the passes through an armed site: it pauses."""
     crash: Share = 0.5
-    """Of the lives of a controller: it is killed somewhere, by the process's end or by a power loss."""
+    """Of the lives of a controller: it is killed, by the process's end or a power loss: anywhere, in its start, in a checkpoint."""
     sigterm: Share = 0.2
     """Of the lives of a controller: it is asked to stop somewhere, perhaps twice."""
     checkpoint_damage: Share = 0.1
-    """Of the restarts: the newest of several checkpoints cannot be read."""
+    """Of the restarts: the newest checkpoint cannot be read, where there is an older one."""
 
 
 class SimConfig(Section):
@@ -191,13 +198,17 @@ class SimConfig(Section):
     """Starts of the controller after which the run is given up."""
     max_s: Annotated[float, Field(gt=0)] = 1e7
     """Virtual seconds after which the run is called endless."""
+    vary: tuple[tuple[str, ...], ...] = ()
+    """Lists of overrides, `section.key=value`; a seed takes one of each list. "": none."""
 
     @model_validator(mode="before")
     @classmethod
     def _toml_arrays_are_tuples(cls, data: Json) -> Json:
-        if isinstance(data, dict) and isinstance(data.get("tools"), list):
-            return {**data, "tools": tuple(data["tools"])}
-        return data
+        if not isinstance(data, dict):
+            return data
+        tools = {"tools": tuple(data["tools"])} if isinstance(data.get("tools"), list) else {}
+        vary = {"vary": tuple(map(_as_tuple, data["vary"]))} if isinstance(data.get("vary"), list) else {}
+        return {**data, **tools, **vary}
 
 
 class Scenario(Section):
@@ -211,6 +222,7 @@ class Scenario(Section):
     replay: ReplayConfig = ReplayConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     actor: ActorConfig = ActorConfig()
+    eval: EvalConfig = EvalConfig()
     trainer: TrainerConfig = TrainerConfig()
     sim: SimConfig = SimConfig()
 
@@ -229,12 +241,17 @@ class Scenario(Section):
     def train_run(self) -> TrainRun:
         """The configuration that the controller sees. Raises ConfigError for what a training run refuses."""
         sections = {name: getattr(self, name) for name in type(self).model_fields if name != "sim"}
-        data = self.data.model_copy(update={"train_files": ["simulated"]})
+        held_out = ["simulated"] if self.sim.prompts.val_count else []
+        data = self.data.model_copy(update={"train_files": ["simulated"], "val_files": held_out})
         tools = [tool.name for tool in self.sim.tools] if self.agent.name == "tool_agent" else []
         agent = self.agent.model_copy(update={"tools": tools})
         trainer = self.trainer.model_copy(update={"log_trajectories": 0, "tensorboard": False})
         sections |= {"data": data, "agent": agent, "trainer": trainer}
         return TrainRun.model_validate({**sections, "model": {"path": "simulated"}})
+
+
+def _as_tuple(value: Json) -> Json:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _check_tools(tools: tuple[SimToolConfig, ...]) -> None:

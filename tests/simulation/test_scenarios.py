@@ -164,7 +164,11 @@ def test_an_empirical_file_is_looked_for_beside_the_scenario(file: Path, tmp_pat
 HOLDS: dict[str, list[str] | None] = {
     "a scenario has no files": None,
     "a scenario has no critic": None,
-    "a scenario has no evaluation": None,
+    "sim.prompts.val_count is 0": [],
+    "time in a scenario is virtual": None,
+    'trainer.mode is "sync"': [],
+    "agent.max_attempts is 1": ["agent.max_attempts=1"],
+    'replay.failed_groups is "abort"': ["replay.failed_groups=abort"],
     "a scenario has no model": None,
     "rewards of a scenario are sim.reward": None,
     "the tools of a scenario are sim.tools": None,
@@ -184,7 +188,7 @@ WRITTEN = {
     "sim.sessions.last_len": "sim.sessions.last_len=2",
     "sim.sessions.calls_a_turn": "sim.sessions.calls_a_turn=1",
 }
-ACTS = ["agent.parallel_tool_calls=true"]
+ACTS = ["agent.parallel_tool_calls=true", "trainer.mode=async", "sim.prompts.val_count=2"]
 
 
 def _written(key: str) -> str:
