@@ -15,25 +15,33 @@ Who waits for whom:
   stages    consume columns, produce columns; wait for nothing but their compute
   publish   consumes a snapshot; produces version + 1; waits for the decode step in flight
 
-Invariants: every admitted group is trained, dropped with a reason, or open; a step's keys are retired before its version is
-published; a step that fails gives its groups back to replay; a checkpoint stands at a step border, where no group is alive; a run
-that fails between two steps leaves one too.
+Async mode is the same lines: with `trainer.max_staleness` > 0 there are places for more groups than one step takes, so sessions go
+on while the actor trains. A restart is the same lines too: a step that has a record samples the keys of its record, and no session
+goes on before the last of these steps is done and published.
+
+Invariants: every admitted group is trained, dropped with a reason, or open; record, update, retire, publish, in this order; a step
+that fails gives its groups back to replay; a checkpoint stands at the end of a version, with the journal synced before it; a run
+that fails between two versions leaves one too.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.config import TrainRun
-from asyncrl.errors import AlgorithmError, StrayCancelError
+from asyncrl.errors import AlgorithmError, AsyncRLError, DeadlineError, JournalWriteError, StalledError, StrayCancelError
+from asyncrl.evaluations import Evaluations
 from asyncrl.feed import Feed
 from asyncrl.keys import StepLease
+from asyncrl.observe.lengths import length_metrics
 from asyncrl.observe.sight import Sight
 from asyncrl.observe.trajectories import TrajectoryText
-from asyncrl.ports import Decode, Policy, RolloutEngine, StageResult, StepContext, World
+from asyncrl.ports import Decode, Incident, IncidentKind, Policy, Report, RolloutEngine, StageResult, StepContext, World
 from asyncrl.protocol.batch_meta import KVBatchMeta
+from asyncrl.recovery import Open
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.stages.balance import balance
 from asyncrl.stages.contract import check_cleanup, check_sample
@@ -48,17 +56,9 @@ REDRAW_S = 0.2
 """A redraw of the bar costs a millisecond; five a second are enough for the eye."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Border:
-    """Where a run can be taken up again: after `step` whole steps, with the feed at `cursor` and no group alive."""
-
-    step: int = 0
-    cursor: int = 0
-
-
 @dataclass(slots=True, kw_only=True)
 class Trainer:
-    """The rooms of one run, already open, and the border it has reached. `fit` is the whole run."""
+    """The rooms of one run, already open, and the step that its weights have reached. `fit` is the whole run."""
 
     run: TrainRun
     world: World
@@ -70,26 +70,39 @@ class Trainer:
     actor: Policy
     engine: RolloutEngine
     stages: tuple[Stage, ...]
-    evaluate: Callable[[], Awaitable[dict[str, float]]] | None
-    save: Callable[[Border], Awaitable[list[int]]]
-    """Writes a checkpoint; returns the steps of those that are kept, oldest first."""
+    evaluations: Evaluations
+    save: Callable[[int], Awaitable[list[int]]]
+    """Writes a checkpoint of a step; returns the steps of those that are kept, oldest first."""
     sight: Sight
+    report: Report
     decode: Decode
     stop: Stop
     total_steps: int
-    border: Border = field(default_factory=Border)
-    _saved: Border = field(default_factory=Border, init=False)
+    step: int = 0
+    """Steps that the weights have seen."""
+    open: tuple[Open, ...] = ()
+    """Groups that a restart has found half done."""
+    _saved: int = field(default=0, init=False)
     _kept: list[int] = field(default_factory=list, init=False)
     _is_updating: bool = field(default=False, init=False)
+    _doing: str = field(default="", init=False)
+    """For the record of what ends the run: `sample`, `publish`, `checkpoint`, `evaluation`, or a stage's name."""
+    _caught_up: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def fit(self) -> None:
-        """Train until the last step or a stop; leaves a checkpoint of the last border, also when a task of the run fails.
+        """Train until the last step or a stop; leaves a checkpoint of the last version, also when a task of the run fails.
 
         What failed is raised as itself, not in a group.
         """
-        self._saved = self.border
-        with no_stray_cancel("the trainer"):
-            await self._fit()
+        self._saved = self.step
+        try:
+            with no_stray_cancel("the trainer"):
+                await self._fit()
+        except AsyncRLError as error:
+            self.report(_incident_of(error, self._doing, self.step + 1))
+            raise
+        finally:
+            self.sight.say(self.admission.summary())
 
     async def _fit(self) -> None:
         try:
@@ -106,15 +119,14 @@ class Trainer:
         await self._save()
 
     async def _save_after_failure(self) -> None:
-        if not self._is_updating:  # the weights are those of the border: what was learned is not lost with what failed
+        if self._ends_version and not self._is_updating:  # the weights are those of a version: what was learned is not lost
             try:
                 await self._save()
             except asyncio.CancelledError:
                 if not self.agents.has_failed:
                     raise
                 await self._save()  # the agents failed while it was written; they cancel this task once
-        if self._saved.step:
-            self.sight.say(f"the run failed; step {self._saved.step} is what --resume goes on from")
+        self.sight.say(f"the run failed; step {self._saved} is what --resume goes on from")
 
     async def _train(self) -> None:
         """The steps, with admission and replay in the background."""
@@ -123,34 +135,62 @@ class Trainer:
             admitting = background.create_task(_in_background("admission", self.admit))
             showing = background.create_task(_in_background("the display of groups", self.show_groups))
             try:
-                await self._steps(admitting)
+                await self._steps()
             except StopRequested:
-                self.sight.say(f"stopping after step {self.border.step}")
+                self.sight.say(f"stopping after step {self.step}")
             finally:
                 for task in (admitting, showing, following):
                     task.cancel()
 
-    async def _steps(self, admitting: asyncio.Task[None]) -> None:
+    async def _steps(self) -> None:
         """All steps that are left, with what is due between them."""
-        config = self.run.trainer
-        if self.border.step == 0 and config.val_before_train:
-            await self._evaluate()
-        while self.border.step < self.total_steps:
-            step = self.border.step + 1
+        recorded = self.queue.last_step
+        if self.step < recorded:
+            self.sight.say(
+                f"steps {self.step + 1} to {recorded} are repeated on the batches that they had, before anything is generated"
+            )
+        self._open_generation(recorded)
+        await self._evaluate()
+        while self.step < self.total_steps:
+            step = self.step + 1
             batch = await self.train_step(step)
-            is_last = step == self.total_steps
-            if is_last or (config.save_freq and step % config.save_freq == 0):
-                await self._save()
-            await self._purge()
-            if is_last:
-                admitting.cancel()
-            await self.publish(step)
-            await self.sight.end_step(step, self._counts(step), num_tokens=batch.num_tokens)
-            if is_last or (config.test_freq and step % config.test_freq == 0):
+            if self._ends_version:
+                await self._end_version()
+            self._open_generation(recorded)
+            await self.sight.end_step(step, self._counts(step, batch), num_tokens=batch.num_tokens)
+            if self._ends_version:
                 await self._evaluate()
+        await self.evaluations.settle()
+
+    async def _end_version(self) -> None:
+        """A checkpoint where one is due, and then the weights for the engines."""
+        save_freq = self.run.trainer.save_freq
+        if self.step == self.total_steps or (save_freq and self.step % save_freq == 0):
+            await self._save()
+        await self._purge()
+        await self.publish(self.version)
+
+    @property
+    def version(self) -> int:
+        """Weight version of the steps that are done."""
+        return self.step // self.run.publish_freq
+
+    @property
+    def _ends_version(self) -> bool:
+        return self.step % self.run.publish_freq == 0
+
+    def _open_generation(self, recorded: int) -> None:
+        """No token for training is sampled before step `recorded` is done and its version published: it would be too old by then,
+        or newer than the weights that train on it."""
+        if self.step >= recorded:
+            self._caught_up.set()
 
     async def admit(self) -> None:
-        """Keep as many groups alive as the staleness bound allows; ends with the feed."""
+        """Go on with what a restart has found, then keep as many groups alive as the staleness bound allows; ends with the feed."""
+        await self._caught_up.wait()
+        for each in self.open:
+            self.sight.lineage.admit(each.prompt)
+            self.agents.resume(each.prompt, each.found)
         while True:
             await self.admission.wait_for_place()
             await self.world.site("trainer.admit")  # places are taken by nobody else: this one is still free afterwards
@@ -161,6 +201,7 @@ class Trainer:
             self.admission.admit(prompt.uid)
             self.sight.lineage.admit(prompt)
             self.agents.start(prompt)
+            await asyncio.sleep(0)  # a batch of them at once would hold the loop
 
     async def show_groups(self) -> None:
         """Keep the groups on the progress bar up to date, a few times a second at most."""
@@ -173,15 +214,16 @@ class Trainer:
 
     async def train_step(self, step: int) -> KVBatchMeta:
         """Sample a batch, run the stages under the step's lease, retire it. On failure its groups are sampleable again."""
+        self._doing = "sample"
         with self.sight.timing("gen"):
-            async with until(self.stop):
+            async with self._until_stopped():
                 batch = await self.replay.sample(step, self.run.data.train_batch_size)
         scope = StepScope(
             queue=self.queue,
             world=self.world,
             batch=batch,
             lease=StepLease(step=step, incarnation=self.queue.incarnation),
-            context=StepContext(step=step, version=step - 1, seed=self.world.seed("step", step)),
+            context=StepContext(step=step, version=self.version, seed=self.world.seed("step", step)),
             check=self._checks_invariants(step),
             timeout_s=self.run.trainer.stage_timeout_s,
         )
@@ -189,9 +231,10 @@ class Trainer:
         self._is_updating, has_learned = True, False
         try:
             await self.world.site("trainer.sampled")  # the step's groups are recorded: they stay, whatever comes meanwhile
-            await check_sample(scope, group_size=self.run.rollout.n, max_staleness=self.admission.max_staleness)
+            await self._check_sample(scope)
             balanced = await self._traced(await self._balance(scope))
             for stage in self.stages:
+                self._doing = stage.name
                 with self.sight.timing(stage.name):
                     self.sight.add(await run_stage(stage, balanced))
                 has_learned = has_learned or stage.learns
@@ -199,19 +242,29 @@ class Trainer:
             await self._trace_end(balanced)
         except BaseException as error:
             if isinstance(error, AlgorithmError):
-                self._is_updating = has_learned or error.has_learned  # else the weights are those of the border
+                self._is_updating = has_learned or error.has_learned  # else the weights are those of the step before
             await self.replay.restore(step)
             await self.queue.close_lease(scope.lease)
             raise
         # From here on the weights are those of the step, whatever becomes of its rows.
-        self.border = Border(step=step, cursor=self.feed.cursor)
+        self.step = step
         self._is_updating = False
-        await self.world.site("trainer.trained")  # the border is the new one: what ends the run here can be resumed from it
+        await self.world.site("trainer.trained")  # the step is done: what ends the run here can be resumed from it
         await self.queue.retire(batch.keys, partition_id=batch.partition_id, step=step, lease=scope.lease)
         await self.queue.close_lease(scope.lease)
         await check_cleanup(scope)
         await self.sight.trajectories(step, texts)  # not in the step: a full disk must not make a trained one look failed
         return batch
+
+    def _until_stopped(self) -> AbstractAsyncContextManager[None]:
+        """A stop waits for the end of a version: only there can a checkpoint be."""
+        return until(self.stop) if self._ends_version else nullcontext()
+
+    async def _check_sample(self, scope: StepScope) -> None:
+        may_lack = self.run.replay.failed_groups == "train_partial"
+        await check_sample(
+            scope, group_size=self.run.rollout.n, max_staleness=self.admission.max_staleness, may_lack_sessions=may_lack
+        )
 
     async def _balance(self, scope: StepScope) -> StepScope:
         """The step with its rows in the order of the ranks; for one rank that is the order in which they were sampled."""
@@ -240,30 +293,33 @@ class Trainer:
 
     async def publish(self, version: int) -> None:
         """Give the engine a snapshot of the weights; that frees the places of the groups they were trained on."""
+        self._doing = "publish"
         with self.sight.timing("publish"):
             await give_weights(version, self.actor, self.engine, self.run, self.world)
         await self.world.site("trainer.published")  # the engine samples from it already; its places are only free later
         self.admission.publish(version)
 
     async def _save(self) -> None:
-        """A checkpoint of the border, if there is none."""
-        if self._saved != self.border:
-            self._kept = await self.save(self.border)
-            self._saved = self.border
+        """A checkpoint, if there is none of this step. Evaluations of versions before it are recorded first, and then the journal
+        is synced: nothing that the checkpoint takes for granted can be lost after it."""
+        if self._saved != self.step and self._ends_version:
+            self._doing = "checkpoint"
+            await self.evaluations.settle()
+            await self.queue.sync()
+            self._kept = await self.save(self.step)
+            self._saved = self.step
 
     async def _purge(self) -> None:
         """Forget the steps that no checkpoint will ask for again: those up to the oldest that is kept, or all when none is made."""
-        if len(self._kept) >= self.run.trainer.max_ckpt_to_keep:
+        if self._kept:
             await self.queue.purge(self._kept[0])
-        elif not self.run.trainer.save_freq and not self._saved.step:
-            await self.queue.purge(self.border.step)
+        elif not self.run.trainer.save_freq and not self._saved:
+            await self.queue.purge(self.step)
 
     async def _evaluate(self) -> None:
-        if self.evaluate is None:
-            return
+        self._doing = "evaluation"
         async with until(self.stop):
-            numbers = await self.evaluate()
-        await self.sight.evaluation(self.border.step, numbers)
+            await self.evaluations.run_if_due(self.step, self.version)
 
     def _checks_invariants(self, step: int) -> bool:
         level = self.run.trainer.invariants
@@ -276,16 +332,17 @@ class Trainer:
         columns = await self.queue.kv_batch_get(chosen.keys, partition_id=chosen.partition_id, fields=TEXT_FIELDS)
         return trajectory_texts(chosen.keys, columns, self.decode)
 
-    def _counts(self, step: int) -> dict[str, float]:
+    def _counts(self, step: int, batch: KVBatchMeta) -> dict[str, float]:
         self.admission.check_conservation()
         return {
             "training/global_step": float(step),
             "training/epoch": self.feed.cursor / self.feed.num_rows,
             **{f"admission/{name}": float(count) for name, count in self.admission.counters().items()},
-            **{f"groups/{name}": float(count) for name, count in self.replay.counts().items()},
+            **{f"groups/{name}": float(count) for name, count in {**self.replay.counts(), **self.replay.stats()}.items()},
             **{f"agents/{name}": value for name, value in self.agents.stats().items()},
             **{f"engine/{name}": value for name, value in self.engine.stats().items()},
             **{f"transfer_queue/{name}": value for name, value in self.queue.stats().items()},
+            **length_metrics(self.agents.take_lengths(), [int(tag["policy_len"]) for tag in batch.tags]),
         }
 
 
@@ -298,7 +355,18 @@ async def _in_background(who: str, work: Callable[[], Awaitable[None]]) -> None:
 async def give_weights(version: int, actor: Policy, engine: RolloutEngine, run: TrainRun, world: World) -> None:
     """Put the actor's weights into the engine as `version`. Raises DeadlineError when either of them takes too long."""
     snapshot = await world.offload(actor.snapshot, version, pool="model", timeout_s=run.trainer.stage_timeout_s)
-    limit_s = run.rollout.request_timeout_s
-    late = f"the engine did not take version {version} within rollout.request_timeout_s = {limit_s:g} s"
+    limit_s = run.rollout.publish_timeout_s
+    if not run.rollout.in_flight_updates:
+        limit_s *= 2  # the gate takes as long at most for the calls in flight
+    late = f"the engine did not take version {version} within rollout.publish_timeout_s = {limit_s:g} s"
     async with within(limit_s, lambda: late):
         await engine.publish(version, snapshot)
+
+
+def _incident_of(error: AsyncRLError, doing: str, step: int) -> Incident:
+    """What ends the run, for its record."""
+    kind = IncidentKind.DEADLINE if isinstance(error, DeadlineError) else IncidentKind.FAILURE
+    kind = IncidentKind.STALL if isinstance(error, StalledError) else kind
+    what = doing if doing in ("sample", "publish", "checkpoint", "evaluation") else "stage"
+    what = "journal" if isinstance(error, JournalWriteError) else what
+    return Incident(kind=kind, what=what, text=str(error), state=doing, step=step)

@@ -17,6 +17,7 @@ from asyncrl.config import TrainRun
 from asyncrl.evaluation import eval_prompts, evaluate, modes_of
 from asyncrl.evaluations import Evaluations, Measure, OpenEngine
 from asyncrl.feed import Feed
+from asyncrl.observe.incidents import Incidents
 from asyncrl.observe.lineage import Lineage
 from asyncrl.observe.sight import Sight
 from asyncrl.ports import (
@@ -32,7 +33,9 @@ from asyncrl.ports import (
     ValueFunction,
     World,
 )
+from asyncrl.recovery import found_groups, open_groups
 from asyncrl.replay import Admission, ReplayBuffer
+from asyncrl.rollout.turn_gate import TurnGate
 from asyncrl.stages.advantage import KLCoefficient, advantage_stage
 from asyncrl.stages.batch_metrics import batch_metrics_stage
 from asyncrl.stages.contract import check_stages
@@ -45,11 +48,9 @@ from asyncrl.stages.update_critic import after_warmup, update_critic_stage
 from asyncrl.stages.values import values_stage
 from asyncrl.stopping import Stop
 from asyncrl.tools import Tool
-from asyncrl.trainer import Border, Trainer, give_weights
+from asyncrl.trainer import Trainer, give_weights
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.waiting import no_stray_cancel
-
-Evaluate = Callable[[], Awaitable[dict[str, float]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +74,9 @@ class Edges:
     stages: tuple[Stage, ...]
     rows: Rows
     val_rows: Rows | None
-    save: Callable[[Border], Awaitable[list[int]]]
-    """Writes a checkpoint; returns the steps of those that are kept, oldest first."""
-    open_sight: Callable[[Lineage], AbstractAsyncContextManager[Sight]]
+    save: Callable[[int], Awaitable[list[int]]]
+    """Writes a checkpoint of a step; returns the steps of those that are kept, oldest first."""
+    open_sight: Callable[[Lineage, Incidents], AbstractAsyncContextManager[Sight]]
     open_eval_engine: OpenEngine | None = None
     """A second engine of the same model, for an evaluation beside training; None: there is none."""
     rollout_topology: Topology = field(default_factory=Topology)
@@ -85,38 +86,40 @@ class Edges:
 
 @asynccontextmanager
 async def open_controller(
-    run: TrainRun, edges: Edges, *, stop: Stop, total_steps: int, border: Border | None = None, max_staleness: int = 0
+    run: TrainRun, edges: Edges, *, stop: Stop, total_steps: int, step: int | None = None
 ) -> AsyncIterator[Trainer]:
-    """The rooms between the edges, at `border`, whose weights the policy has; None: at the beginning. `max_staleness`: versions
-    that a token may be behind the weights that train on it.
+    """The rooms between the edges. `step`: steps that the policy's weights have seen, and to which the store was opened; None: a
+    new run.
 
     Leaving ends the groups in flight. Raises StrayCancelError for a cancellation that nobody asked for.
     """
     async with AsyncExitStack() as stack:
         stack.enter_context(no_stray_cancel("the controller"))
-        begin = border or Border()
-        world, rollout, queue = edges.world, edges.rollout, edges.queue
-        if border is not None:
-            await give_weights(border.step, edges.policy, rollout.engine, run, world)
-            await queue.start_over(step=border.step, cursor=border.cursor)
-        admission = Admission(batch_size=run.data.train_batch_size, max_staleness=max_staleness, version=begin.step)
-        lineage = Lineage(
-            world,
-            groups_a_step=run.trainer.trace_groups,
+        world, rollout, queue, begin = edges.world, edges.rollout, edges.queue, step or 0
+        incidents = Incidents(world)
+        engine = _gated(run, rollout.engine, incidents.report)
+        version = begin // run.publish_freq
+        if step is not None:
+            await give_weights(version, edges.policy, engine, run, world)
+        admission = Admission(
             batch_size=run.data.train_batch_size,
-            actor=edges.policy.topology,
-            rollout=edges.rollout_topology,
-            is_alive=admission.is_alive,
-            incarnation=queue.incarnation,
+            updates=run.publish_freq,
+            max_staleness=run.max_staleness,
+            version=version,
+            total_steps=total_steps,
+            found=found_groups(queue, step=begin),
         )
+        lineage = _lineage(run, edges, admission)
         spans = lineage.session_span if edges.watch_sessions is None else edges.watch_sessions(lineage.session_span)
-        agents = GroupRunner(queue, rollout.engine, rollout.scorer, rollout.template, rollout.tools, run, world, spans)
+        runner = GroupRunner(queue, engine, rollout.scorer, rollout.template, rollout.tools, run, world, spans, incidents.report)
+        agents = await stack.enter_async_context(runner)
+        sight = await stack.enter_async_context(edges.open_sight(lineage, incidents))
         yield Trainer(
             run=run,
             world=world,
-            feed=Feed(edges.rows, world, seed=run.trainer.seed, shuffle=run.data.shuffle, epochs=None, cursor=begin.cursor),
+            feed=_feed(run, edges),
             queue=queue,
-            agents=await stack.enter_async_context(agents),
+            agents=agents,
             admission=admission,
             replay=ReplayBuffer(
                 queue,
@@ -125,22 +128,62 @@ async def open_controller(
                 config=run.replay,
                 world=world,
                 filter_groups=run.algorithm.filter_groups,
+                max_tries=run.trainer.max_step_tries,
+                report=incidents.report,
+                describe=agents.describe,
             ),
             actor=edges.policy,
-            engine=rollout.engine,
+            engine=engine,
             stages=edges.stages,
-            evaluate=_of_engine(await open_measure(run, edges.val_rows, rollout, world, stack), rollout.engine),
+            evaluations=await open_evaluation(
+                run, edges, sight=sight, report=incidents.report, total_steps=total_steps, stack=stack
+            ),
             save=edges.save,
-            sight=await stack.enter_async_context(edges.open_sight(lineage)),
+            sight=sight,
+            report=incidents.report,
             decode=rollout.template.decode,
             stop=stop,
             total_steps=total_steps,
-            border=begin,
+            step=begin,
+            open=await open_groups(queue),
         )
 
 
-def _of_engine(measure: Measure | None, engine: RolloutEngine) -> Evaluate | None:
-    return None if measure is None else lambda: measure(engine, engine.version)
+def _gated(run: TrainRun, engine: RolloutEngine, report: Report) -> RolloutEngine:
+    """The engine as sessions and publications share it."""
+    if run.rollout.in_flight_updates:
+        return engine
+    return TurnGate(engine, publish_timeout_s=run.rollout.publish_timeout_s, report=report)
+
+
+def _lineage(run: TrainRun, edges: Edges, admission: Admission) -> Lineage:
+    return Lineage(
+        edges.world,
+        groups_a_step=run.trainer.trace_groups,
+        batch_size=run.data.train_batch_size,
+        actor=edges.policy.topology,
+        rollout=edges.rollout_topology,
+        is_alive=admission.is_alive,
+        incarnation=edges.queue.incarnation,
+    )
+
+
+def _feed(run: TrainRun, edges: Edges) -> Feed:
+    """It goes on where the journal says, and passes over rows in quarantine."""
+    limit, queue = run.replay.quarantine_after, edges.queue
+
+    def is_left_out(row: int) -> bool:
+        return limit > 0 and queue.failed_rows().get(row, 0) >= limit
+
+    return Feed(
+        edges.rows,
+        edges.world,
+        seed=run.trainer.seed,
+        shuffle=run.data.shuffle,
+        epochs=None,
+        cursor=queue.cursor,
+        is_left_out=is_left_out,
+    )
 
 
 def stages_of(

@@ -7,43 +7,71 @@ The rule: a group is admitted only if afterwards
     alive + groups recorded since the published version <= (max_staleness + 1) x batch_size x updates
 
 alive: admitted, neither recorded nor dropped. With max_staleness = 0 this is the synchronous trainer: nothing is admitted before
-the version that trained the last batch is published. Invariants:
+the version that trained the last batch is published. And no more groups are alive than the steps that are left will take, so that
+a run ends with none. Invariants:
 1. A place is freed by a publication or a drop, never by a record or a retirement.
 2. Admission order never changes; a drop only moves later groups forward.
 3. Conservation: admitted = trained + dropped + open, where open = alive + recorded.
 4. Steps are recorded in order, each once, and keep their groups until they are published.
-5. A step that failed and was not taken again is not trained: it holds up every publication.
+5. A step that failed and was not taken again is not trained: it holds up every publication. After a restart that is every recorded
+   step that the loaded weights have not seen.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 
 from asyncrl.errors import AdmissionError
 from asyncrl.replay.signal import Signal
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a restart finds of the groups. alive: uids in admission order; records: uids of each recorded step after the loaded
+    weights; counts of groups: admitted, trained by the loaded weights, dropped by reason."""
+
+    alive: tuple[str, ...] = ()
+    records: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    num_admitted: int = 0
+    num_trained: int = 0
+    num_dropped: Mapping[str, int] = field(default_factory=dict)
+
+
 class Admission:
     """The groups of one run between admission and publication.
 
     batch_size: groups a step samples; updates: steps between two publications; max_staleness: versions a token may be behind;
-    version: the published version at the start (a resumed run: step / updates).
+    version: the published version at the start (a resumed run: step / updates); total_steps: of the run (None: it does not end by
+    itself); found: by a restart.
     """
 
-    def __init__(self, *, batch_size: int, updates: int = 1, max_staleness: int = 0, version: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        updates: int = 1,
+        max_staleness: int = 0,
+        version: int = 0,
+        total_steps: int | None = None,
+        found: Found | None = None,
+    ) -> None:
+        found = found or Found()
         self.max_staleness = max_staleness
         """Versions that a token may be behind the weights that train on it: what the rule below keeps, and a check can ask for."""
+        self._batch_size = batch_size
         self._updates = updates
+        self._total_steps = total_steps
         self._limit = (max_staleness + 1) * batch_size * updates
         self._version = version
-        self._last_step = version * updates
-        self._alive: dict[str, None] = {}
-        self._records: dict[int, tuple[str, ...]] = {}
-        self._recorded: set[str] = set()  # of all these steps
-        self._restored: set[int] = set()
-        self._num_admitted = 0
-        self._num_trained = 0
-        self._num_dropped: Counter[str] = Counter()
+        self._last_step = max(found.records, default=version * updates)
+        self._alive: dict[str, None] = dict.fromkeys(found.alive)
+        self._records: dict[int, tuple[str, ...]] = dict(found.records)
+        self._recorded: set[str] = {uid for uids in found.records.values() for uid in uids}
+        self._restored: set[int] = set(found.records)
+        self._num_admitted = found.num_admitted
+        self._num_trained = found.num_trained
+        self._num_dropped: Counter[str] = Counter(found.num_dropped)
         self.changed = Signal()
         """Notified at every admission, drop, record and publication."""
 
@@ -79,10 +107,19 @@ class Admission:
 
     @property
     def has_place(self) -> bool:
-        return self.num_alive + self.num_recorded + 1 <= self._limit
+        return self.num_alive + self.num_recorded + 1 <= self._limit and self._is_wanted
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Will a step that is left take one more group?"""
+        return self._total_steps is None or self.num_alive + 1 <= (self._total_steps - self._last_step) * self._batch_size
 
     def is_alive(self, uid: str) -> bool:
         return uid in self._alive
+
+    def is_open(self, uid: str) -> bool:
+        """Alive, or of a step that is not published yet."""
+        return uid in self._alive or uid in self._recorded
 
     def recorded(self, step: int) -> tuple[str, ...] | None:
         """uids of a recorded step in admission order; None when it is not recorded or already published."""
@@ -103,6 +140,13 @@ class Admission:
             **{f"dropped/{reason}": count for reason, count in sorted(self._num_dropped.items())},
         }
 
+    def summary(self) -> str:
+        """The law of conservation with its numbers, for a person."""
+        count = self.counters()
+        reasons = ", ".join(f"{reason} {number}" for reason, number in sorted(self._num_dropped.items()) if number)
+        dropped = f"dropped {count['dropped']}{f' ({reasons})' if reasons else ''}"
+        return f"groups: admitted {count['admitted']} = trained {count['trained']} + {dropped} + open {count['open']}"
+
     def check_conservation(self) -> None:
         """Raises AdmissionError with the numbers unless every admitted group is trained, dropped or open."""
         count = self.counters()
@@ -116,12 +160,12 @@ class Admission:
 
     def admit(self, uid: str) -> None:
         """Raises AdmissionError when there is no place, or when the group is already open."""
-        if uid in self._alive or uid in self._recorded:
+        if self.is_open(uid):
             raise AdmissionError(f"group {uid!r} is already admitted")
         if not self.has_place:
             raise AdmissionError(
                 f"no place for group {uid!r}: {self.num_alive} alive and {self.num_recorded} recorded since version "
-                f"{self._version}, {self._limit} allowed; wait for wait_for_place()"
+                f"{self._version}, {self._limit} allowed, {self._total_steps} steps in all; wait for wait_for_place()"
             )
         self._alive[uid] = None
         self._num_admitted += 1

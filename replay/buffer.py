@@ -5,35 +5,47 @@ TransferQueue -> kv_watch -> [ReplayBuffer] -> sample -> stages
 `run` follows the tags of a partition in the background; `sample` waits for it. Order is admission's, never the order in which
 groups finish: the make-up of every batch is a function of admissions and drops. It owns no key and no value. Invariants:
 1. A batch is the first `batch_size` alive groups in admission order, all finished, with all their trajectories.
-2. A failed group, and with `filter_groups` one without signal, is dropped and counted as soon as it is seen; its place is free.
+2. A group that is not trained on (`verdicts.py`) is dropped and counted as soon as it is seen; its place is free.
 3. What `run` raises, `sample` raises: a dead watch is never a silent wait.
-4. A step keeps its groups: after `restore`, or a sample that was cut short, the same step samples the same keys.
+4. A step keeps its groups: after `restore`, a restart, or a sample that was cut short, the same step samples the same keys.
 """
 
-import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from asyncrl.config import ReplayConfig
-from asyncrl.errors import AdmissionError, GroupsExhaustedError, ReplayError, TooManyFailuresError, TransitionError
+from asyncrl.errors import (
+    AdmissionError,
+    DeadlineError,
+    GroupFailedError,
+    GroupsExhaustedError,
+    PoisonedStepError,
+    ReplayError,
+    StalledError,
+    TooManyFailuresError,
+    TransitionError,
+)
 from asyncrl.fields import Tag
 from asyncrl.keys import TRAIN, TrajectoryKey
-from asyncrl.ports import GroupStatus, World
+from asyncrl.ports import GroupStatus, Report, World, ignore_incident
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.groups import PromptGroup, follow
+from asyncrl.replay.verdicts import Verdicts
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.waiting import no_stray_cancel, within
-
-log = logging.getLogger(__name__)
 
 _NAMED_GROUPS = 16
 """Groups named by a deadline's message at most: enough to see the pattern, short enough to read."""
 
 
 class ReplayBuffer:
-    """Groups of one partition. `group_size`: sessions a group; `run` must run in a task beside `sample`."""
+    """Groups of one partition. `run` must run in a task beside `sample`.
+
+    group_size: sessions a group; max_tries: of a step, before it is said to be poisonous; describe: what the sessions of a group
+    are doing, by its uid, for a report of a run that stands.
+    """
 
     def __init__(
         self,
@@ -45,21 +57,22 @@ class ReplayBuffer:
         world: World,
         filter_groups: bool = False,
         partition_id: str = TRAIN,
+        max_tries: int = 5,
+        report: Report = ignore_incident,
+        describe: Callable[[str], str] = lambda uid: "",
     ) -> None:
         self._queue = queue
         self._admission = admission
         self._group_size = group_size
         self._config = config
         self._world = world
-        self._filter_groups = filter_groups
         self._partition_id = partition_id
+        self._max_tries = max_tries
+        self._describe_sessions = describe
+        self._verdicts = Verdicts(config, group_size=group_size, filter_groups=filter_groups, report=report)
         self._groups: dict[str, PromptGroup] = {}
         self._gone: dict[str, None] = {}  # dropped here, and not yet seen to be gone from the store: what is told of them is old
-        self._failed: list[PromptGroup] = []
-        self._silent: dict[str, None] = {}  # finished, without signal, and not yet dropped
-        self._num_failures = 0
-        self._failures_in_a_row = 0
-        self._silent_in_a_row = 0
+        self._leaving: dict[str, str] = {}  # terminal, to be dropped for this reason, and not yet dropped
         self._is_feed_closed = False
         self._broken: BaseException | None = None
 
@@ -122,44 +135,24 @@ class ReplayBuffer:
     def _apply_prompt(self, uid: str, tag: Tag) -> None:
         group = self._group(uid)
         before = group.status
+        group.row = int(tag.get("row", -1))
         follow(group, _status_of(uid, tag))
         if group.status is before or not group.status.is_terminal:
             return
         if group.status is GroupStatus.FAILURE:
             group.failure = str(tag.get("failure", "no reason was given"))
-            self._failed.append(group)
-            self._num_failures += 1
-            self._failures_in_a_row += 1
-        else:
-            self._check_complete(group)
-            self._failures_in_a_row = 0
-            self._look_for_signal(group)
-
-    def _look_for_signal(self, group: PromptGroup) -> None:
-        """Dynamic sampling (DAPO, arXiv 2503.14476 eq. 11): a group whose rewards are all the same teaches nothing."""
-        if not self._filter_groups:
-            return
-        if group.has_signal:
-            self._silent_in_a_row = 0
-            return
-        self._silent[group.uid] = None
-        self._silent_in_a_row += 1
+        if self._admission.is_alive(uid) and (reason := self._verdicts.of(group)) is not None:
+            self._leaving[uid] = reason
 
     def _group(self, uid: str) -> PromptGroup:
         group = self._groups.get(uid)
         if group is None:
-            if not self._admission.is_alive(uid):
+            if not self._admission.is_open(uid):
                 raise AdmissionError(
                     f"group {uid!r} is in partition {self._partition_id!r} but was not admitted, or was dropped before"
                 )
             group = self._groups[uid] = PromptGroup(uid=uid, since=self._world.now())
         return group
-
-    def _check_complete(self, group: PromptGroup) -> None:
-        if group.sessions != list(range(self._group_size)):
-            raise TransitionError(
-                f"group {group.uid!r} is finished but has rows of sessions {group.sessions}, not of all {self._group_size}"
-            )
 
     def _forget(self, uid: str) -> None:
         """The prompt is gone: retired after its step, or cleared. One that somebody else cleared while it was alive is dropped."""
@@ -172,49 +165,24 @@ class ReplayBuffer:
             self._gone[uid] = None
 
     async def _refill(self) -> None:
-        """Failed and silent groups make room for new ones. First the counts, then the clearing, so that no sample sees one of them
-        again."""
-        if not (self._failed or self._silent):
+        """Groups that are not trained on make room for new ones. First the counts, then the clearing, so that no sample sees one of
+        them again."""
+        if not self._leaving:
             return
         await self._world.site("replay.refill")  # they are alive and no batch may have them: their places may be free later
-        failed, self._failed = self._failed, []
-        silent, self._silent = list(self._silent), {}
-        for group in failed:
-            log.warning("group %s failed and is replaced by a new one: %s", group.uid, group.failure)
-        uids = {"failure": [group.uid for group in failed], "no_signal": silent}
-        for reason, dropped in uids.items():
-            for uid in dropped:
-                self._drop_known(uid)
-                if self._admission.is_alive(uid):
-                    self._admission.drop(uid, reason)
-        self._check_signal()
-        if failed:
-            self._check_failures(failed[-1])
-        for reason, dropped in uids.items():
-            if dropped:
-                await self._queue.drop(dropped, partition_id=self._partition_id, reason=reason)
-
-    def _check_signal(self) -> None:
-        """For `sample` to raise, as `_check_failures`."""
-        limit = self._config.max_filtered_groups_in_a_row
-        if self._silent_in_a_row >= limit and self._broken is None:
-            self._break(
-                TooManyFailuresError(
-                    f"{self._silent_in_a_row} groups in a row had the same reward in all sessions, and algorithm.filter_groups "
-                    f"dropped them (replay.max_filtered_groups_in_a_row = {limit}); change the task, or enlarge the group"
-                )
-            )
-
-    def _check_failures(self, last: PromptGroup) -> None:
-        """For `sample` to raise; groups are followed and refilled until it does."""
-        limit = self._config.max_failed_groups_in_a_row
-        if self._failures_in_a_row >= limit and self._broken is None:
-            self._break(
-                TooManyFailuresError(
-                    f"{self._failures_in_a_row} groups failed in a row and none finished in between "
-                    f"(replay.max_failed_groups_in_a_row = {limit}); the last, {last.uid!r}: {last.failure}"
-                )
-            )
+        leaving, self._leaving = self._leaving, {}
+        by_reason: dict[str, list[PromptGroup]] = {}
+        for uid, reason in leaving.items():
+            if (group := self._groups.get(uid)) is not None:
+                by_reason.setdefault(reason, []).append(group)
+            self._drop_known(uid)
+            if self._admission.is_alive(uid):
+                self._admission.drop(uid, reason)
+        if self._broken is None and (enough := self._verdicts.had_enough()) is not None:
+            self._break(enough)
+        for reason, groups in by_reason.items():
+            await self._queue.drop([group.uid for group in groups], partition_id=self._partition_id, reason=reason)
+        self._verdicts.tell(by_reason.get("failure", ()), self._queue.failed_rows())
 
     def _break(self, reason: BaseException) -> None:
         self._broken = reason
@@ -225,26 +193,52 @@ class ReplayBuffer:
     async def sample(self, step: int, batch_size: int) -> KVBatchMeta:
         """Keys and tags of step `step`: whole groups in admission order, their trajectories by session and index.
 
-        Waits until the first `batch_size` alive groups are all finished, and records them, in admission and in the store, before
-        it returns; a restored step gets its own groups again. Raises DeadlineError after replay.sample_timeout_s, naming the
-        groups; GroupsExhaustedError when the feed is closed and too few groups are left; AdmissionError for a step out of order;
-        TooManyFailuresError; and ReplayError when `run` has ended.
+        A step that has a record takes its keys from there: one that failed, or that a restart repeats. Any other waits until the
+        first `batch_size` alive groups are all terminal, and records them, in admission and in the store, before it returns.
+        Raises StalledError after replay.sample_timeout_s, naming the groups and what their sessions do; GroupsExhaustedError when
+        the feed is closed and too few groups are left; AdmissionError for a step out of order; PoisonedStepError for one that was
+        begun too often; GroupFailedError; TooManyFailuresError; and ReplayError when `run` has ended.
         """
-        restored = self._admission.restored
-        if restored is not None:
-            if step != restored:
-                raise AdmissionError(f"step {step} cannot be sampled: step {restored} was restored and comes first")
-            return self._batch(self._admission.take_again(step))
-        self._check_order(step)
         started = self._world.now()
-        late = partial(self._waiting_text, step, batch_size, started)
-        async with within(self._config.sample_timeout_s, late):
-            uids = await self._wait_for_groups(batch_size)
+        try:
+            async with within(self._config.sample_timeout_s, partial(self._waiting_text, step, batch_size, started)):
+                uids = await self._recorded(step) if self._is_recorded(step) else await self._wait_for_groups(batch_size)
+        except DeadlineError as error:
+            raise StalledError(str(error)) from error
         batch = self._batch(uids)
         # The store acts at once, and none of these groups can go from then on: who is cut short in this wait samples them again.
-        await self._queue.record(step, batch.keys, partition_id=self._partition_id)
-        self._admission.record(step, uids)
+        tries = await self._queue.record(step, batch.keys, partition_id=self._partition_id)
+        if step > self._admission.last_step:
+            self._admission.record(step, uids)
+        else:
+            self._admission.take_again(step)
+        self._check_tries(step, batch, tries)
         return batch
+
+    def _is_recorded(self, step: int) -> bool:
+        """Is it a step that is taken again? Raises AdmissionError for one that is not the next."""
+        restored = self._admission.restored
+        if restored is None:
+            self._check_order(step)
+        elif step != restored:
+            raise AdmissionError(f"step {step} cannot be sampled: step {restored} was restored and comes first")
+        return restored is not None
+
+    async def _recorded(self, step: int) -> tuple[str, ...]:
+        """The groups of a record, once the watch has told of them: at a restart it has not yet."""
+        uids = self._admission.recorded(step) or ()
+        while any((group := self._groups.get(uid)) is None or not group.status.is_terminal for uid in uids):
+            self._raise_if_broken()
+            await self._admission.changed.wait()
+        return uids
+
+    def _check_tries(self, step: int, batch: KVBatchMeta, tries: int) -> None:
+        if tries > self._max_tries:
+            raise PoisonedStepError(
+                f"step {step} was begun {tries - 1} times and never came to its end (trainer.max_step_tries = {self._max_tries}): "
+                "something in its batch may end the process; raise the key to try again; "
+                f"its {len(batch.keys)} keys: {', '.join(batch.keys)}"
+            )
 
     def _check_order(self, step: int) -> None:
         if step != self._admission.last_step + 1:
@@ -261,9 +255,9 @@ class ReplayBuffer:
         waited_for: str | None = None
         while True:
             self._raise_if_broken()
-            if waited_for is None or self._is_finished(waited_for) or not self._admission.is_alive(waited_for):
+            if waited_for is None or self._is_ready(waited_for) or not self._admission.is_alive(waited_for):
                 head = self._admission.first_alive(batch_size)
-                waited_for = next((uid for uid in head if not self._is_finished(uid)), None)
+                waited_for = next((uid for uid in head if not self._is_ready(uid)), None)
                 if waited_for is None and len(head) == batch_size:
                     return head
                 if waited_for is None and self._is_feed_closed:
@@ -278,12 +272,13 @@ class ReplayBuffer:
         await self._queue.drop(uids, partition_id=self._partition_id, reason="feed_end")
         raise GroupsExhaustedError(f"the feed ended with {len(uids)} groups left, a batch needs {batch_size}; they were dropped")
 
-    def _is_finished(self, uid: str) -> bool:
+    def _is_ready(self, uid: str) -> bool:
+        """Terminal, and to be trained on."""
         group = self._groups.get(uid)
-        return group is not None and group.status is GroupStatus.FINISHED and uid not in self._silent
+        return group is not None and group.status.is_terminal and uid not in self._leaving
 
     def _raise_if_broken(self) -> None:
-        if isinstance(self._broken, TooManyFailuresError):
+        if isinstance(self._broken, (TooManyFailuresError, GroupFailedError)):
             raise self._broken
         if self._broken is not None:
             why = str(self._broken) or type(self._broken).__name__
@@ -292,7 +287,7 @@ class ReplayBuffer:
     def _waiting_text(self, step: int, batch_size: int, started: float) -> str:
         waited_s = self._world.now() - started
         head = self._admission.first_alive(batch_size)
-        waiting = [uid for uid in head if not self._is_finished(uid)]
+        waiting = [uid for uid in head if not self._is_ready(uid)]
         text = f"step {step} waited {waited_s:.1f} s (replay.sample_timeout_s) for {len(waiting)} of its {batch_size} groups"
         if waiting:
             text += ": " + "; ".join(self._describe(uid) for uid in waiting[:_NAMED_GROUPS])
@@ -307,7 +302,9 @@ class ReplayBuffer:
         if group is None:
             return f"{uid} admitted, not in the store yet"
         age_s = self._world.now() - group.since
-        return f"{uid} {group.status}, {len(group.sessions)} of {self._group_size} sessions done, for {age_s:.1f} s"
+        told = f"{uid} {group.status}, {len(group.sessions)} of {self._group_size} sessions done, for {age_s:.1f} s"
+        sessions = self._describe_sessions(uid)
+        return f"{told} ({sessions})" if sessions else told
 
     def _batch(self, uids: Iterable[str]) -> KVBatchMeta:
         rows = [(key, self._groups[uid].trajectories[key]) for uid in uids for key in self._groups[uid].keys]
@@ -334,12 +331,18 @@ class ReplayBuffer:
         self._is_feed_closed = True
         self._admission.changed.notify()
 
+    def stats(self) -> dict[str, float]:
+        """`partial`: failed groups that were trained on without the sessions that failed; `quarantined_rows`: of the dataset."""
+        limit = self._config.quarantine_after
+        quarantined = sum(number >= limit for number in self._queue.failed_rows().values()) if limit else 0
+        return {"partial": float(self._verdicts.num_partial), "quarantined_rows": float(quarantined)}
+
     def counts(self) -> dict[str, int]:
         """pending, running, finished: groups alive now (admitted, not sampled); failure: groups that failed since the start."""
         alive = [self._groups.get(uid) for uid in self._admission.alive]
         found = Counter(GroupStatus.PENDING if group is None else group.status for group in alive)
         waiting = (GroupStatus.PENDING, GroupStatus.RUNNING, GroupStatus.FINISHED)
-        return {**{str(status): found[status] for status in waiting}, str(GroupStatus.FAILURE): self._num_failures}
+        return {**{str(status): found[status] for status in waiting}, str(GroupStatus.FAILURE): self._verdicts.num_failures}
 
 
 def _status_of(uid: str, tag: Tag) -> GroupStatus:

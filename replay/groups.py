@@ -27,12 +27,14 @@ NEXT: dict[GroupStatus, tuple[GroupStatus, ...]] = {
 
 @dataclass(slots=True, kw_only=True)
 class PromptGroup:
-    """What replay has seen of one group. `since`: the loop's time when it was first seen, in seconds."""
+    """What replay has seen of one group. `since`: the loop's time when it was first seen, in seconds; `row`: the position of its
+    prompt in the dataset, -1 where nobody said."""
 
     uid: str
     since: float
     status: GroupStatus = GroupStatus.PENDING
     failure: str = ""
+    row: int = -1
     trajectories: dict[str, Tag] = field(default_factory=dict)
 
     @property

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from asyncrl.config import DataConfig
 from asyncrl.dataset import RLHFDataset
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, GroupsExhaustedError
 from asyncrl.feed import Feed, epoch_order
 from asyncrl.world import RealWorld
 
@@ -23,8 +23,11 @@ def make_feed(tmp_path_factory: pytest.TempPathFactory) -> MakeFeed:
     path.write_text("\n".join(map(json.dumps, rows)))
     dataset = RLHFDataset([str(path)], DataConfig())
 
-    def make(*, seed: int = 1, shuffle: bool = True, epochs: int | None = 3, cursor: int = 0, run_seed: int = 0) -> Feed:
-        return Feed(dataset, RealWorld(run_seed=run_seed), seed=seed, shuffle=shuffle, epochs=epochs, cursor=cursor)
+    def make(
+        *, seed: int = 1, shuffle: bool = True, epochs: int | None = 3, cursor: int = 0, run_seed: int = 0, out: str = ""
+    ) -> Feed:
+        world, is_left_out = RealWorld(run_seed=run_seed), lambda row: str(row) in out
+        return Feed(dataset, world, seed=seed, shuffle=shuffle, epochs=epochs, cursor=cursor, is_left_out=is_left_out)
 
     return make
 
@@ -88,6 +91,22 @@ def test_prompts_carry_the_version_of_their_admission(make_feed: MakeFeed) -> No
     prompt = make_feed().take(42)
     assert prompt is not None
     assert prompt.global_steps == 42
+
+
+def test_rows_in_quarantine_are_passed_over_and_the_others_keep_number_and_uid(make_feed: MakeFeed) -> None:
+    every = drain(make_feed())
+    assert drain(make_feed(out="25")) == [(uid, text) for uid, text in every if text not in "25"]
+
+
+def test_a_prompt_knows_the_position_of_its_row(make_feed: MakeFeed) -> None:
+    prompt = make_feed().take(0)
+    assert prompt is not None
+    assert str(prompt.row) == prompt.messages[0]["content"]
+
+
+def test_a_feed_whose_rows_are_all_in_quarantine_says_so(make_feed: MakeFeed) -> None:
+    with pytest.raises(GroupsExhaustedError, match="all 7 rows of data.train_files are in quarantine"):
+        make_feed(out="0123456", epochs=None).take(0)
 
 
 def test_a_negative_cursor_is_refused(make_feed: MakeFeed) -> None:

@@ -62,14 +62,15 @@ def _check_write(stage: Stage, entry: Field) -> None:
         )
 
 
-async def check_sample(scope: StepScope, *, group_size: int, max_staleness: int) -> None:
+async def check_sample(scope: StepScope, *, group_size: int, max_staleness: int, may_lack_sessions: bool = False) -> None:
     """What replay sampled, before the first stage sees it: whole groups of one partition, and no token older than the bound.
+    may_lack_sessions: replay.failed_groups = "train_partial".
 
     From keys and tags in every step; where `scope.check` is set, from every column of the rows, with every field invariant.
     Raises FieldError.
     """
     batch, version = scope.batch, scope.context.version
-    groups_are_whole(batch, group_size=group_size, partition_id=TRAIN)
+    groups_are_whole(batch, group_size=group_size, partition_id=TRAIN, may_lack_sessions=may_lack_sessions)
     tags_are_fresh(batch, version=version, max_staleness=max_staleness)
     if scope.check:
         columns = await scope.queue.kv_batch_get(batch.keys, partition_id=batch.partition_id, fields=ROW_FIELDS)

@@ -15,10 +15,11 @@ from asyncrl.protocol.ragged import is_ragged, lengths_of, values_of
 # --- its groups and parts ---------------------------------------------------------------------------------------------------------
 
 
-def groups_are_whole(meta: KVBatchMeta, *, group_size: int, partition_id: str) -> None:
+def groups_are_whole(meta: KVBatchMeta, *, group_size: int, partition_id: str, may_lack_sessions: bool = False) -> None:
     """Every group has rows of all its sessions 0 .. group_size - 1, each with the indexes 0 .. k - 1; all of one partition.
 
-    Padding rows belong to no group. How many trajectories a session has only its rows say, so a missing last one is not seen here.
+    may_lack_sessions: a group whose sessions failed in part is trained on without these. Padding rows belong to no group. How many
+    trajectories a session has only its rows say, so a missing last one is not seen here.
     """
     if meta.partition_id != partition_id:
         raise FieldError(f"{meta.keys[0]}: from partition {meta.partition_id!r}; allowed: {partition_id!r}")
@@ -28,7 +29,8 @@ def groups_are_whole(meta: KVBatchMeta, *, group_size: int, partition_id: str) -
             parsed = TrajectoryKey.parse(key)
             groups.setdefault(parsed.uid, {}).setdefault(parsed.session_id, []).append(parsed.index)
     for uid, sessions in groups.items():
-        if sorted(sessions) != list(range(group_size)):
+        is_whole = set(sessions) <= set(range(group_size)) if may_lack_sessions else sorted(sessions) == list(range(group_size))
+        if not is_whole:
             raise FieldError(f"group {uid!r} has rows of the sessions {sorted(sessions)}; allowed: each of 0 to {group_size - 1}")
         for session_id, indexes in sessions.items():
             if sorted(indexes) != list(range(len(indexes))):
