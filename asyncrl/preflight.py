@@ -143,16 +143,18 @@ async def _check_reward(run: TrainRun) -> None:
 
 
 def total_steps(run: TrainRun, num_rows: int) -> int:
-    """Training steps of the run. Raises ConfigError when the rows do not fill one batch."""
+    """Training steps of the run, whole versions all of them. Raises ConfigError when the rows do not fill one version."""
     batch, epochs = run.data.train_batch_size, run.trainer.total_epochs
     if run.trainer.total_training_steps:
         return run.trainer.total_training_steps
-    if num_rows * epochs < batch:
+    wanted = batch * run.publish_freq
+    if num_rows * epochs < wanted:
+        steps = f" x trainer.publish_freq = {run.publish_freq}" if run.publish_freq > 1 else ""
         raise ConfigError(
-            f"data.train_batch_size = {batch} but the training files give {num_rows} rows x {epochs} epochs = {num_rows * epochs}; "
-            "lower the batch size or add rows"
+            f"data.train_batch_size = {batch}{steps} but the training files give {num_rows} rows x {epochs} epochs = "
+            f"{num_rows * epochs}; lower the batch size or add rows"
         )
-    return num_rows * epochs // batch
+    return num_rows * epochs // wanted * run.publish_freq
 
 
 _OLD_LOG_PROBS = {

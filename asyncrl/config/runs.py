@@ -143,6 +143,12 @@ def _check_versions(run: TrainRun) -> None:
             f"trainer.save_freq = {save} is not a multiple of trainer.publish_freq = {publish}: checkpoints fall on steps after "
             f"which weights are published; set it to {save + publish - save % publish}"
         )
+    steps = run.trainer.total_training_steps
+    if steps % publish:
+        raise ConfigError(
+            f"trainer.total_training_steps = {steps} is not a multiple of trainer.publish_freq = {publish}: the last version would "
+            f"not be whole; set it to {steps + publish - steps % publish}"
+        )
     if run.agent.group_timeout_s < run.agent.timeout_s:
         raise ConfigError(
             f"agent.group_timeout_s = {run.agent.group_timeout_s:g} is less than agent.timeout_s = {run.agent.timeout_s:g}: "
