@@ -90,6 +90,11 @@ class RolloutEngine(Protocol):
         """Tokens of prompt plus answer that fit at most."""
         ...
 
+    @property
+    def beats(self) -> int:
+        """Steps so far. It grows while the engine works, and only then: who waits for an answer sees by it that there is hope."""
+        ...
+
     async def generate(self, request: GenerateRequest) -> Generation:
         """Raises PromptTooLongError when no new token fits, EngineError when the engine dies. Cancelling frees the slot."""
         ...

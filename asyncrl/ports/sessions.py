@@ -23,6 +23,8 @@ class Prompt:
     """Weight version when the group was admitted."""
     number: int = 0
     """It is the `number`-th prompt of the run, from 0: the feed's cursor before it was taken."""
+    row: int = -1
+    """Position of its row in the dataset; -1: of none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +69,12 @@ class GroupStatus(StrEnum):
 
 
 class FailureClass(StrEnum):
-    """Whose fault a failed session is: the machinery's (it says nothing about the policy), or the model's."""
+    """Whose fault a failed session is: the machinery's (it says nothing about the policy, and the session is tried again), the
+    model's, or nobody's: the environment ended the task by itself."""
 
     INFRA = "infra"
     MODEL = "model"
+    TASK = "task"
 
 
 class Rows(Protocol):

@@ -47,6 +47,8 @@ class Scheduler:
         self._batch: Batch | None = None  # of all rows, while nobody joins, leaves or is recomputed
         self.max_num_seqs = max_num_seqs
         self.version = version
+        self.beats = 0
+        """Forwards so far."""
         self.counters: Counter[str] = Counter()
         self.decoding = WorkSums()
         """Decode steps with their sampling; size: rows of the forward."""
@@ -129,6 +131,7 @@ class Scheduler:
         self._batch = None
         self.counters["recomputed_rows"] += sum(row.num_new > 0 for row in rows)
         logits = self._runner.prefill([row.ids for row in rows], slots)
+        self.beats += 1
         for row in rows:
             row.in_cache = True
         outcomes = self._extend(slots, Batch(rows), logits)
@@ -140,6 +143,7 @@ class Scheduler:
         batch = self._batch or Batch(self._rows)
         self._batch = batch
         outcomes = self._extend(range(len(self._rows)), batch, self._runner.decode(batch.tokens, batch.positions))
+        self.beats += 1
         self.decoding.add(self._runner.forward_tokens, time.perf_counter() - began_s)
         return outcomes
 

@@ -39,6 +39,7 @@ class ScriptedEngine:
         self._may_run.set()
         self._running = 0
         self._generated = 0
+        self._beats = 0
 
     @property
     def version(self) -> int:
@@ -47,6 +48,11 @@ class ScriptedEngine:
     @property
     def context_len(self) -> int:
         return self._context_len
+
+    @property
+    def beats(self) -> int:
+        """Answers so far."""
+        return self._beats
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """The scripted ids, cut after the first stop token or stop string, or at the budget."""
@@ -60,6 +66,7 @@ class ScriptedEngine:
             ids = await answer if isawaitable(answer) else answer
         finally:
             self._running -= 1
+        self._beats += 1
         return self._cut(list(ids), request, room)
 
     def _cut(self, ids: list[int], request: GenerateRequest, room: int) -> Generation:

@@ -4,7 +4,7 @@ session -> [generate] -> outcome. The loop posts commands (plain functions) to t
 steps and sends results back with `call_soon_threadsafe`. Futures belong to the loop, slots and weights to the thread; nothing is
 shared, so nothing is locked.
 
-Waits: `generate` takes as long as its request, so the caller sets the deadline (rollout.request_timeout_s); `publish` and `pause`
+Waits: `generate` takes as long as its request, so the caller looks at `beats` (rollout.request_timeout_s); `publish` and `pause`
 take one step of the engine at most, and their caller sets the deadline too. Leaving the context waits for the step in flight, but
 not for a thread that hangs: it is left behind, and keeps no process alive.
 """
@@ -87,6 +87,11 @@ class TorchEngine:
     @property
     def context_len(self) -> int:
         return self._context_len
+
+    @property
+    def beats(self) -> int:
+        """Forwards so far."""
+        return self._scheduler.beats
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample an answer; with max_tokens 0, an empty one.
