@@ -7,7 +7,7 @@ names rows by a number that is never given twice, so an entry needs nothing but 
 the journal in memory (`model.py`) is made of it, and the one on disk must come back equal to it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -55,7 +55,8 @@ class LeaseEntry:
 class StepRecord:
     """What step `step` trains on: groups in admission order, trajectory keys in order, and the rows of both and of the prompts.
 
-    `is_retired`: the step is done, and its rows are seen again only by a run whose weights are older.
+    `tries`: how often the step was begun since it was last done; 0: it was done once. Whether its rows are seen follows from the
+    step and the weights of the run that looks, and is written nowhere: a step up to the weights is in them.
     """
 
     step: int
@@ -63,7 +64,7 @@ class StepRecord:
     uids: tuple[str, ...]
     keys: tuple[str, ...]
     row_ids: tuple[int, ...]
-    is_retired: bool = False
+    tries: int = 1
 
 
 # --- operations -------------------------------------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class RemoveTurns:
 
 @dataclass(frozen=True, slots=True)
 class PutRecord:
-    """The record of a step, or the same one retired."""
+    """The record of a step, or the same one with another number of tries."""
 
     record: StepRecord
 
@@ -140,13 +141,38 @@ class RemoveRecords:
 
 @dataclass(frozen=True, slots=True)
 class PutCounters:
-    """These counters have these values: `cursor`, `admitted`, `dropped/<reason>`, `purged_step`, `purged_groups`."""
+    """These counters have these values: `cursor`, `admitted`, `dropped/<reason>`, `failed_row/<dataset row>`, `purged_step`,
+    `purged_groups`, `evaluated`."""
 
     counters: Mapping[str, int]
 
 
 Op = PutRows | PutColumn | RemoveRows | PutLeases | RemoveLeases | PutTurn | RemoveTurns | PutRecord | RemoveRecords | PutCounters
 Entry = Sequence[Op]
+
+
+# --- the steps of a journal -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptSteps:
+    """`purged`: the last step whose record and rows are gone, 0: none is. `last`: the last that was recorded. Weights of a step
+    from `purged` to `last` can be gone on from: every step after theirs has its record."""
+
+    purged: int
+    last: int
+
+
+def kept_steps(records: Iterable[int], counters: Mapping[str, int]) -> KeptSteps:
+    """records: steps that have one."""
+    purged = counters.get("purged_step", 0)
+    return KeptSteps(purged=purged, last=max(records, default=purged))
+
+
+def counted_by(counters: Mapping[str, int], what: str) -> dict[str, int]:
+    """Of the counters `<what>/<name>`: name -> number, sorted by name."""
+    found = ((name.partition("/"), number) for name, number in sorted(counters.items()))
+    return {name: number for (kind, _, name), number in found if kind == what}
 
 
 # --- what comes back --------------------------------------------------------------------------------------------------------------
@@ -177,6 +203,15 @@ class Saved:
     records: dict[int, StepRecord] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     next_row_id: int = 1
+
+    @property
+    def steps(self) -> KeptSteps:
+        """The steps that it can go on from."""
+        return kept_steps(self.records, self.counters)
+
+    def hidden(self, weights_step: int) -> set[int]:
+        """Numbers of the rows that weights of `weights_step` have trained on already."""
+        return {row_id for record in self.records.values() if record.step <= weights_step for row_id in record.row_ids}
 
     def copy(self) -> "Saved":
         """One that changes apart from this. Values are bytes, which nobody changes."""

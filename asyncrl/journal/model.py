@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from asyncrl.journal.entries import Entry, PutRows, Saved
+from asyncrl.journal.entries import Entry, KeptSteps, PutCounters, PutRecord, PutRows, RemoveRecords, Saved
 
 if TYPE_CHECKING:
     from asyncrl.errors import JournalWriteError
@@ -36,13 +36,18 @@ class JournalDisk:
     def num_entries(self) -> int:
         return self.num_folded + len(self.entries)
 
-    def load(self) -> Saved:
-        """What the next process finds, without the rows of retired steps; it has all that is there from now on."""
+    def steps(self) -> KeptSteps:
+        """Which weights the next process may begin with, if all that is there stays."""
+        found = Saved(records=dict(self.saved.records), counters=dict(self.saved.counters))
+        found.apply([op for entry in self.entries for op in entry if isinstance(op, PutRecord | RemoveRecords | PutCounters)])
+        return found.steps
+
+    def load(self, weights_step: int = 0) -> Saved:
+        """What the next process finds, without the rows of steps up to `weights_step`; it has all that is there from now on."""
         self.keep(self.num_entries)
         found = self.saved.copy()
-        for record in found.records.values():
-            for row_id in record.row_ids if record.is_retired else ():
-                found.rows.pop(row_id, None)
+        for row_id in found.hidden(weights_step):
+            found.rows.pop(row_id, None)
         self.saved.incarnation += 1
         return found
 
@@ -100,8 +105,8 @@ class MemoryJournal:
         """All that it keeps now. It costs a walk over it."""
         return self._disk_with(self.disk.num_entries).saved
 
-    def load(self) -> Saved:
-        return self.disk.load()
+    def load(self, weights_step: int = 0) -> Saved:
+        return self.disk.load(weights_step)
 
     def append(self, entry: Entry, *, synced: bool = False) -> "asyncio.Future[None]":
         acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -23,8 +23,9 @@ class Journal(Protocol):
         """Why nothing can be written any more."""
         ...
 
-    def load(self) -> Saved:
-        """What was kept when it was opened, without the values of retired rows. Blocking; to be called once, before any append."""
+    def load(self, weights_step: int = 0) -> Saved:
+        """What was kept when it was opened, without the rows of steps up to `weights_step`, which the weights have learned; those
+        of later steps are there again. Blocking; to be called once, before any append."""
         ...
 
     def append(self, entry: Entry, *, synced: bool = False) -> "asyncio.Future[None]":

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.errors import JournalDamagedError, JournalError
-from asyncrl.journal.entries import Cells, Header, LeaseEntry, RowEntry, Saved, SavedRow, StepRecord
+from asyncrl.journal.entries import Cells, Header, KeptSteps, LeaseEntry, RowEntry, Saved, SavedRow, StepRecord, kept_steps
 from asyncrl.journal.opening import NEXT_MOVE, check_format, side_file
 from asyncrl.journal.tables import GROUP_SESSION, NAME_BITS, runs_of, seal_of, seal_of_cell
 
@@ -64,13 +64,19 @@ def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=10)
 
 
-def load(path: Path) -> Saved:
-    """Everything that the journal keeps, without the values of retired rows; `incarnation` as it stands in the file.
+def load(path: Path, weights_step: int = 0) -> Saved:
+    """Everything that the journal keeps, without the rows of steps up to `weights_step`; `incarnation` as it stands in the file.
 
     Raises JournalDamagedError, which names what is damaged.
     """
     with open_reader(path) as reader:
-        return reader.saved()
+        return reader.saved(weights_step)
+
+
+def read_steps(path: Path) -> KeptSteps:
+    """Which weights may go on from the journal. Raises as `load`."""
+    with open_reader(path) as reader:
+        return kept_steps(reader.guarded("step records", reader.read_records), reader.read_counters())
 
 
 class Reader:
@@ -91,9 +97,9 @@ class Reader:
         """How often the journal has been opened."""
         return int(self.meta["incarnation"])
 
-    def saved(self) -> Saved:
+    def saved(self, weights_step: int = 0) -> Saved:
         records = self.guarded("step records", self.read_records)
-        hidden = {row_id for record in records.values() if record.is_retired for row_id in record.row_ids} | self.removed
+        hidden = Saved(records=records).hidden(weights_step) | self.removed
         rows = self.guarded("rows", lambda: self._read_rows(hidden))
         self.guarded("values", lambda: self._read_cells(rows, _gaps(hidden)))
         highest = self.guarded("rows", lambda: self.connection.execute("SELECT IFNULL(MAX(id), 0) FROM row").fetchone()[0])
@@ -103,7 +109,7 @@ class Reader:
             leases=self.guarded("leases", self.read_leases),
             turns=self.guarded("turns", self._read_turns),
             records=records,
-            counters=self.guarded("counters", lambda: dict(self.lines("counter"))),
+            counters=self.read_counters(),
             next_row_id=max(int(self.meta.get("next_row_id", 1)), highest + 1),
         )
 
@@ -125,6 +131,10 @@ class Reader:
 
     def read_records(self) -> dict[int, StepRecord]:
         return {line[0]: _record(line) for line in self.lines("record", "ORDER BY step")}
+
+    def read_counters(self) -> dict[str, int]:
+        counters: dict[str, int] = self.guarded("counters", lambda: dict(self.lines("counter")))
+        return counters
 
     def _read_rows(self, hidden: set[int]) -> dict[int, SavedRow]:
         return {line[0]: SavedRow(row=_row(line)) for line in self.lines("row", "ORDER BY id") if line[0] not in hidden}
@@ -206,9 +216,9 @@ def _lease(line: tuple[Any, ...]) -> LeaseEntry:
 
 
 def _record(line: tuple[Any, ...]) -> StepRecord:
-    step, partition_id, is_retired, content = line
+    step, partition_id, tries, content = line
     listed = {name: tuple(entries) for name, entries in _unpack(content).items()}
-    return StepRecord(step=step, partition_id=partition_id, is_retired=bool(is_retired), **listed)
+    return StepRecord(step=step, partition_id=partition_id, tries=tries, **listed)
 
 
 def _cell(content: list[Any]) -> tuple[Header, bytes]:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from asyncrl.errors import JournalError, JournalWriteError
 from asyncrl.journal import opening, reading
-from asyncrl.journal.entries import Entry, Saved
+from asyncrl.journal.entries import Entry, KeptSteps, Saved
 from asyncrl.journal.tables import Tables, write_meta
 from asyncrl.journal.writer import Pending, Writer, settle
 
@@ -34,9 +34,13 @@ class SqliteJournal:
     def failure(self) -> JournalWriteError | None:
         return self._writer.failure
 
-    def load(self) -> Saved:
+    def steps(self) -> KeptSteps:
+        """Which weights this process may begin with. Blocking. Raises JournalDamagedError."""
+        return reading.read_steps(self._path)
+
+    def load(self, weights_step: int = 0) -> Saved:
         """Raises JournalDamagedError, naming file, key and field."""
-        saved = reading.load(self._path)
+        saved = reading.load(self._path, weights_step)
         saved.incarnation -= 1
         return saved
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
+from asyncrl.journal.entries import counted_by
 from asyncrl.journal.opening import side_file
 from asyncrl.journal.reading import Reader, open_reader
 from asyncrl.journal.tables import NAME_BITS
@@ -44,8 +45,10 @@ class Summary:
     """Everything that `asyncrl inspect` shows.
 
     incarnation: how often the journal had been opened before, as in leases and in the trace. open_groups, open_sessions: leases.
-    turns: of sessions that have not settled. recorded, retired: steps; a recorded one is under way. trained: groups of retired and
-    purged steps; open = admitted - dropped - trained. cursor: prompts that the feed handed out.
+    turns: of sessions that have not settled. recorded, retired: steps that were begun and not done since, and steps that were done;
+    a restart from older weights does these once more. tries: step -> how often it was begun, of the recorded ones. trained: groups
+    of retired and purged steps; open = admitted - dropped - trained. cursor: prompts that the feed handed out. evaluated: the
+    newest version with a result, -1: none has one. failed_rows: dataset row -> groups of it that failed.
     """
 
     path: str
@@ -60,12 +63,15 @@ class Summary:
     turns: int
     recorded: list[int]
     retired: list[int]
+    tries: dict[int, int]
     purged_step: int
     cursor: int
     admitted: int
     trained: int
     dropped: dict[str, int]
     open: int
+    evaluated: int
+    failed_rows: dict[int, int]
 
 
 def summarize(folder: Path) -> Summary:
@@ -78,10 +84,11 @@ def summarize(folder: Path) -> Summary:
 
 def _summary(reader: Reader, path: Path, files: dict[str, int]) -> Summary:
     records = reader.guarded("step records", reader.read_records)
-    counters = reader.guarded("counters", lambda: dict(reader.lines("counter")))
+    counters = reader.read_counters()
     leases = reader.guarded("leases", reader.read_leases)
-    retired = [record for record in records.values() if record.is_retired]
-    dropped = {name.partition("/")[2]: number for name, number in sorted(counters.items()) if name.startswith("dropped/")}
+    retired = [record for record in records.values() if not record.tries]
+    begun = [record for record in records.values() if record.tries]
+    dropped = counted_by(counters, "dropped")
     trained = counters.get("purged_groups", 0) + sum(len(record.uids) for record in retired)
     is_open = [lease.session_id for lease in leases.values() if lease.is_open]
     [(half_done, turns)] = reader.query("turns", "SELECT COUNT(DISTINCT uid || '_' || session_id), COUNT(*) FROM turn")
@@ -96,14 +103,17 @@ def _summary(reader: Reader, path: Path, files: dict[str, int]) -> Summary:
         open_sessions=len(is_open) - is_open.count(None),
         half_done_sessions=half_done,
         turns=turns,
-        recorded=[record.step for record in records.values() if not record.is_retired],
+        recorded=[record.step for record in begun],
         retired=[record.step for record in retired],
+        tries={record.step: record.tries for record in begun},
         purged_step=counters.get("purged_step", 0),
         cursor=counters.get("cursor", 0),
         admitted=counters.get("admitted", 0),
         trained=trained,
         dropped=dropped,
         open=counters.get("admitted", 0) - sum(dropped.values()) - trained,
+        evaluated=counters.get("evaluated", -1),
+        failed_rows={int(row): number for row, number in counted_by(counters, "failed_row").items()},
     )
 
 
@@ -174,7 +184,9 @@ def _about(summary: Summary) -> Table:
         ("conservation", f"{summary.admitted} admitted = {summary.trained} trained + {sum(summary.dropped.values())} dropped"
          f"{f' ({dropped})' if dropped else ''} + {summary.open} open"),
         ("feed", f"{summary.cursor} prompts handed out"),
-        ("steps", f"recorded {_steps(summary.recorded)}, retired {_steps(summary.retired)}, purged up to {summary.purged_step}"),
+        ("steps", f"recorded {_steps(summary.recorded)}{_tries(summary)}, retired {_steps(summary.retired)}, purged up to"
+         f" {summary.purged_step}"),
+        ("evaluated", f"up to version {summary.evaluated}" if summary.evaluated >= 0 else "nothing"),
         ("open leases", f"{summary.open_groups} groups, {summary.open_sessions} sessions"),
         ("turns kept", f"{summary.turns} of {summary.half_done_sessions} half-done sessions"),
     )  # fmt: skip
@@ -197,6 +209,12 @@ def _fields(summary: Summary) -> Table:
 
 def _counted(numbers: dict[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in numbers.items())
+
+
+def _tries(summary: Summary) -> str:
+    """A step that was begun more than once stands out."""
+    told = [f"step {step} begun {tries} times" for step, tries in summary.tries.items() if tries > 1]
+    return f" ({', '.join(told)})" if told else ""
 
 
 def _steps(steps: Sequence[int]) -> str:

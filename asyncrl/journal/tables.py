@@ -44,7 +44,7 @@ from asyncrl.journal.entries import (
 
 APPLICATION_ID = 0x61524A31
 """`aRJ1`: marks the file as ours, for us and for `file`."""
-FORMAT = 1
+FORMAT = 2
 """Kept as SQLite's user_version. To be raised when a table changes."""
 PAGE_BYTES = 32768
 """Measured for 256 rows of 4 columns: 5.6 ms with 4 KB pages, 3.0 ms with these; one row costs the same with both."""
@@ -73,7 +73,7 @@ CREATE TABLE lease (
     uid TEXT, session_id INTEGER, attempt INTEGER, incarnation INTEGER, is_open INTEGER, seal INTEGER, PRIMARY KEY (uid, session_id)
 ) WITHOUT ROWID;
 CREATE TABLE turn (id INTEGER PRIMARY KEY, uid TEXT, session_id INTEGER, turn INTEGER, columns BLOB, seal INTEGER);
-CREATE TABLE record (step INTEGER PRIMARY KEY, partition_id TEXT, is_retired INTEGER, content BLOB, seal INTEGER);
+CREATE TABLE record (step INTEGER PRIMARY KEY, partition_id TEXT, tries INTEGER, content BLOB, seal INTEGER);
 CREATE TABLE counter (name TEXT PRIMARY KEY, value INTEGER, seal INTEGER) WITHOUT ROWID;
 """
 
@@ -316,5 +316,5 @@ def _lease_line(lease: LeaseEntry) -> tuple[Any, ...]:
 
 def _record_line(record: StepRecord) -> tuple[Any, ...]:
     content: Mapping[str, Sequence[str | int]] = {"uids": record.uids, "keys": record.keys, "row_ids": record.row_ids}
-    line = (record.step, record.partition_id, int(record.is_retired), pack(content))
+    line = (record.step, record.partition_id, record.tries, pack(content))
     return (*line, seal_of(*line))

@@ -2,9 +2,10 @@
 
     verbs     store       what everybody calls: check, act, wait for the journal; begin here
               opening     the store of a run: with the journal at a path, and what it kept
-    acts      puts        rows, turns, settlings        endings          clear, drop, record, retire, revive, start over
+    acts      puts        rows, turns, settlings        endings          clear, drop, record, retire, revive
               checks      what a call may be given      encoding         the values of a put, as blocks
     sight     describe    what is held of some keys     watch            who is told of changes
+              under_way   the groups of a restart
     state     state       all of it at one moment       partition        rows and columns of one partition
               leases      who may write                 ledger           counters, records of steps, turns
               columns     blocks, and copies of them
@@ -14,6 +15,7 @@ Only `store` awaits. Acts are synchronous: they change the state and return the 
 """
 
 from asyncrl.transfer_queue.store import TransferQueue
+from asyncrl.transfer_queue.under_way import GroupUnderWay, SessionUnderWay
 from asyncrl.transfer_queue.watch import Watch
 
-__all__ = ["TransferQueue", "Watch"]
+__all__ = ["GroupUnderWay", "SessionUnderWay", "TransferQueue", "Watch"]

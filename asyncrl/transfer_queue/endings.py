@@ -8,12 +8,15 @@ record -> (stages) -> retire -> purge, or -> revive -> (stages again)
 from collections.abc import Collection, Sequence
 
 from asyncrl.errors import RecordError, StaleLeaseError, StoreError
-from asyncrl.journal.entries import Op, PutRecord, RemoveLeases, StepRecord
+from asyncrl.journal.entries import Op, StepRecord
 from asyncrl.keys import TRAIN, Lease, StepLease
 from asyncrl.transfer_queue.checks import check_unique
 from asyncrl.transfer_queue.leases import owners_named
 from asyncrl.transfer_queue.partition import Partition
 from asyncrl.transfer_queue.state import State, removal
+
+FAILURE = "failure"
+"""The reason for which a drop counts against the dataset row of the group."""
 
 
 def clear(state: State, keys: Sequence[str], partition_id: str, reason: str = "cleared") -> list[Op]:
@@ -42,7 +45,14 @@ def drop(state: State, uids: Sequence[str], partition_id: str, reason: str) -> l
     for uid in uids:
         if uid in rows and rows[uid].owner.session_id is not None:
             raise StoreError(f"{uid!r} is a trajectory of group {rows[uid].owner.uid!r}, which is dropped whole, by its uid")
-    return clear(state, uids, partition_id, reason)
+    failed = _dataset_rows(state.partition(partition_id), uids) if reason == FAILURE and partition_id == TRAIN else []
+    return [*clear(state, uids, partition_id, reason), *state.ledger.count_failed(failed)]
+
+
+def _dataset_rows(partition: Partition, uids: Sequence[str]) -> list[int]:
+    """Of the groups that are there, and whose prompts' tags name one."""
+    tags = [partition.rows[uid].tag for uid in uids if uid in partition.rows]
+    return [row for row in (int(tag.get("row", -1)) for tag in tags) if row >= 0]
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------------------
@@ -54,7 +64,7 @@ def record(state: State, step: int, keys: Sequence[str], partition_id: str) -> l
     check_unique(keys)
     state.ledger.check_record(step, keys)
     if step in state.ledger.records:
-        return [PutRecord(state.ledger.records[step])]  # once more, as whoever asked first may not have waited until it was kept
+        return [state.ledger.begin_again(step)]  # synced again, as whoever asked first may not have waited until it was kept
     partition = state.partition(partition_id)
     uids = tuple(dict.fromkeys(partition.row(key).owner.uid for key in keys))
     state.ledger.check_trained_once(step, uids)
@@ -109,26 +119,3 @@ def revive(state: State, keys: Sequence[str], partition_id: str, step: int) -> l
     state.leases.revive_step(step)
     partition.remove_step_columns(keys)
     return []
-
-
-# --- a run that goes on from a checkpoint -----------------------------------------------------------------------------------------
-
-
-def start_over(state: State, step: int, cursor: int) -> list[Op]:
-    """Groups under way and those of later steps are dropped by `restart`; what is left of earlier steps is done.
-
-    The records up to `step` stay until they are purged: an older checkpoint may still have to be gone on from.
-    """
-    ledger = state.ledger
-    later = ledger.forget_after(step)
-    done = [number for number, record in ledger.records.items() if not record.is_retired]
-    uids = state.uids
-    row_ids = [row_id for partition in list(state.partitions.values()) for row_id in state.remove(partition, list(partition.rows))]
-    state.leases.close_all()
-    ended = [RemoveLeases(uids), *ledger.remove_turns([(uid, None) for uid in uids])] if uids else []
-    retired = [ledger.retire(number) for number in done]
-    hidden = {row_id for record in ledger.records.values() for row_id in record.row_ids}
-    gone = removal([row_id for row_id in row_ids if row_id not in hidden])
-    num_lost = ledger.num_open - ledger.num_recorded
-    dropped = [ledger.count_dropped("restart", num_lost)] if num_lost > 0 else []
-    return [*later, *ended, *gone, *retired, *ledger.begin_after(step), ledger.count(cursor=cursor), *dropped]

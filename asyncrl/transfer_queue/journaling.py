@@ -5,7 +5,8 @@ A dtype is its name, a block its bytes: nothing here does arithmetic, so every d
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -53,16 +54,35 @@ def schema_of(header: Header) -> Schema:
     return Schema(kind=Kind(header.kind), dtype=dtype, shape=header.shape)
 
 
-def partitions_of(saved: Saved, row_ids: Iterator[int]) -> dict[str, Partition]:
-    """The rows as they were, one block a (group, field): a group's rows come and go together."""
+def check_saved(saved: Saved, weights_step: int) -> None:
+    """Raises JournalDamagedError unless each step after the weights and the purged ones has its record, with all of its rows."""
+    steps = saved.steps
+    for step in range(max(steps.purged, weights_step) + 1, steps.last + 1):
+        record = saved.records.get(step)
+        if record is None:
+            raise JournalDamagedError(
+                f"the journal has no record of step {step}; it is purged up to {steps.purged}, and ends with {steps.last}"
+            )
+        lost = next((row_id for row_id in record.row_ids if row_id not in saved.rows), None)
+        if lost is not None:
+            raise JournalDamagedError(
+                f"the journal has not all rows of step {step}: row {lost} of {len(record.row_ids)} is missing"
+            )
+
+
+def partitions_of(saved: Saved, row_ids: Iterator[int], *, hidden: Collection[int] = ()) -> dict[str, Partition]:
+    """The rows as they were, one block a (group, field): a group's rows come and go together. hidden: numbers of rows left out."""
     found: dict[str, dict[str, list[SavedRow]]] = {}
-    for held in saved.rows.values():
-        found.setdefault(held.row.partition_id, {}).setdefault(held.row.uid, []).append(held)
-    return {partition_id: _partition_of(partition_id, groups, row_ids, saved) for partition_id, groups in found.items()}
+    for row_id, held in saved.rows.items():
+        if row_id not in hidden:
+            found.setdefault(held.row.partition_id, {}).setdefault(held.row.uid, []).append(held)
+    return {partition_id: _partition_of(partition_id, groups, row_ids) for partition_id, groups in found.items()}
 
 
-def _partition_of(partition_id: str, groups: Mapping[str, Sequence[SavedRow]], row_ids: Iterator[int], saved: Saved) -> Partition:
-    rows = {held.row.key: _row_of(held.row) for held in saved.rows.values() if held.row.partition_id == partition_id}
+def _partition_of(partition_id: str, groups: Mapping[str, Sequence[SavedRow]], row_ids: Iterator[int]) -> Partition:
+    """Rows in the order of their numbers, in which they came."""
+    held_rows = sorted((held.row for members in groups.values() for held in members), key=operator.attrgetter("row_id"))
+    rows = {row.key: _row_of(row) for row in held_rows}
     blocks: dict[str, list[Block]] = {}
     for members in groups.values():
         for name in dict.fromkeys(name for held in members for name in held.cells):

@@ -4,14 +4,14 @@ runner, trainer -> [open] -> put ... -> [close]
 
 A session's lease is opened under its group's, and ends with it. Only what is open is kept, and beside each open group the latest
 lease of each of its sessions, so the memory ends with the group. Invariants:
-1. At most one lease is open a group, a session and a step.
+1. At most one lease is open a group, a session and a step. That of a session is of the incarnation of its group's.
 2. (incarnation, attempt) of a session never falls, and a settled session is only reopened by a higher one.
 3. A step that was revived is only opened by a higher attempt or incarnation: a stage of the failed one finds its lease closed.
 4. A group that was cleared or retired has no lease, and no session of it can open one: a late write finds no door (no tombstones).
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from asyncrl.errors import LeaseScopeError, StaleLeaseError
 from asyncrl.journal.entries import LeaseEntry
@@ -20,6 +20,8 @@ from asyncrl.keys import GroupLease, Lease, SessionLease, StepLease
 
 @dataclass(slots=True, kw_only=True)
 class _Session:
+    """`is_open`: it has not settled. Its lease may be stale all the same, when the group was taken over."""
+
     lease: SessionLease
     is_open: bool = True
 
@@ -28,6 +30,9 @@ class _Session:
 class _Group:
     lease: GroupLease
     sessions: dict[int, _Session] = field(default_factory=dict)
+
+    def has_open(self, session: _Session) -> bool:
+        return session.is_open and session.lease.incarnation >= self.lease.incarnation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,7 @@ class Leases:
         self._revived: dict[int, StepLease] = {}  # the last lease of a step that failed, until the step has ended
 
     def __len__(self) -> int:
-        open_sessions = sum(session.is_open for group in self._groups.values() for session in group.sessions.values())
+        open_sessions = sum(group.has_open(session) for group in self._groups.values() for session in group.sessions.values())
         return len(self._groups) + open_sessions + len(self._steps)
 
     # --- open and close
@@ -62,8 +67,21 @@ class Leases:
         if lease.incarnation <= group.lease.incarnation:
             raise StaleLeaseError(f"{lease} cannot be opened: {group.lease} is open")
         group.lease = lease
-        for session in group.sessions.values():
-            session.is_open = False
+
+    def reopen_group(self, lease: GroupLease) -> list[SessionLease]:
+        """The group and its sessions that have not settled go on under the incarnation of `lease`, each at its attempt.
+
+        Returns these sessions' leases. Raises StaleLeaseError unless the group is open under a lower incarnation.
+        """
+        group = self._groups.get(lease.uid)
+        if group is None or lease.incarnation <= group.lease.incarnation:
+            held = "it has settled, or is gone" if group is None else f"{group.lease} is open"
+            raise StaleLeaseError(f"{lease} cannot be reopened: {held}")
+        group.lease = lease
+        unsettled = [session for session in group.sessions.values() if session.is_open]
+        for session in unsettled:
+            session.lease = replace(session.lease, incarnation=lease.incarnation)
+        return [session.lease for session in unsettled]
 
     def open_session(self, lease: SessionLease) -> None:
         """A higher attempt or incarnation takes the session over. Raises StaleLeaseError for any other, or without its group."""
@@ -79,7 +97,7 @@ class Leases:
             )
         latest = group.sessions.get(lease.session_id)
         if latest is not None and not _is_later(lease, latest.lease):
-            state = "is open" if latest.is_open else "has settled"
+            state = "is open" if group.has_open(latest) else "is stale" if latest.is_open else "has settled"
             raise StaleLeaseError(f"{lease} cannot be opened: {latest.lease} {state}; a retry is a higher attempt")
 
     def open_step(self, lease: StepLease, *, keys: Collection[str] | None, partition_id: str | None) -> None:
@@ -170,7 +188,7 @@ class Leases:
         if isinstance(lease, GroupLease):
             return group.lease == lease
         session = group.sessions.get(lease.session_id)
-        return session is not None and session.is_open and session.lease == lease
+        return session is not None and group.has_open(session) and session.lease == lease
 
     def check(self, lease: Lease, keys: Collection[str], partition_id: str) -> None:
         """Raises StaleLeaseError unless the lease is open, LeaseScopeError for the first key that it does not cover."""

@@ -53,8 +53,12 @@ def put(state: State, lease: Lease, what: Put) -> list[Op]:
 
 
 def admit(state: State, lease: GroupLease, prompt: Put, cursor: int) -> list[Op]:
-    if state.is_under_way(lease.uid):
-        raise StaleLeaseError(f"group {lease.uid!r} cannot be admitted: it is under way, and would be counted twice")
+    if state.is_known(lease.uid):
+        raise StaleLeaseError(f"group {lease.uid!r} cannot be admitted: it was before, and would be counted twice")
+    if cursor < state.ledger.counters["cursor"]:
+        raise StoreError(
+            f"group {lease.uid!r} cannot be admitted at cursor {cursor}: the feed is at {state.ledger.counters['cursor']}"
+        )
     checked = _check(state, lease, prompt)
     state.leases.open_group(lease)
     counted = state.ledger.count(cursor=cursor, admitted=state.ledger.counters["admitted"] + 1)
@@ -74,6 +78,14 @@ def begin_sessions(state: State, group: GroupLease, sessions: Sequence[SessionLe
     return [*ops, *(op for lease in sessions for op in state.open_session(lease))]
 
 
+def reopen_group(state: State, lease: GroupLease, partition_id: str, tag: Tag | None) -> tuple[list[SessionLease], list[Op]]:
+    prompt = None if tag is None else Put(partition_id=partition_id, keys=[lease.uid], tags=[tag])
+    checked = None if prompt is None else _check(state, lease, prompt)
+    sessions = state.leases.reopen_group(lease)
+    ops = [] if checked is None else _act(state, checked)
+    return sessions, [*ops, PutLeases(state.leases.entries(lease.uid))]
+
+
 def put_turn(state: State, lease: SessionLease, turn: int, fields: Mapping[str, Any]) -> list[Op]:
     state.leases.check(lease, [_any_key(lease)], "turns")
     state.ledger.check_turn(lease.uid, lease.session_id, turn)
@@ -81,7 +93,7 @@ def put_turn(state: State, lease: SessionLease, turn: int, fields: Mapping[str, 
     return [state.ledger.put_turn(lease.uid, lease.session_id, columns)]
 
 
-def settle_session(state: State, lease: SessionLease, rows: Put, group_tag: Tag | None) -> list[Op]:
+def settle_session(state: State, lease: SessionLease, rows: Put, group_tag: Tag | None, *, ends_group: bool) -> list[Op]:
     state.leases.check(lease, rows.keys or [_any_key(lease)], rows.partition_id)
     group = state.leases.group(lease.uid)
     assert group is not None, "a session's lease is open under its group's"
@@ -89,7 +101,7 @@ def settle_session(state: State, lease: SessionLease, rows: Put, group_tag: Tag 
     if group_tag is not None:
         checked.append(_check(state, group, Put(partition_id=rows.partition_id, keys=[lease.uid], tags=[group_tag])))
     ops = [op for each in checked for op in _act(state, each)]
-    return [*ops, *state.close(lease), *(state.close(group) if group_tag is not None else [])]
+    return [*ops, *state.close(lease), *(state.close(group) if group_tag is not None and ends_group else [])]
 
 
 def settle_group(state: State, lease: GroupLease, partition_id: str, tag: Tag) -> list[Op]:

@@ -10,7 +10,7 @@ from asyncrl.errors import StaleLeaseError
 from asyncrl.fields import Tag
 from asyncrl.journal.entries import Op, PutLeases, RemoveLeases, RemoveRows, Saved
 from asyncrl.keys import GroupLease, Lease, SessionLease, StepLease
-from asyncrl.transfer_queue.journaling import partitions_of, turn_of
+from asyncrl.transfer_queue.journaling import check_saved, partitions_of, turn_of
 from asyncrl.transfer_queue.leases import Leases
 from asyncrl.transfer_queue.ledger import Ledger, SessionOf
 from asyncrl.transfer_queue.partition import Owner, Partition
@@ -18,16 +18,18 @@ from asyncrl.transfer_queue.watch import Watches
 
 
 class State:
-    """Partitions, leases, ledger and watches. `is_journaled`: somebody wants the operations of a put."""
+    """Partitions, leases, ledger and watches. `is_journaled`: somebody wants the operations of a put. weights_step: the last step
+    that the weights have learned. Raises JournalDamagedError for what cannot be gone on from with them."""
 
-    def __init__(self, saved: Saved, *, is_journaled: bool) -> None:
+    def __init__(self, saved: Saved, *, is_journaled: bool, weights_step: int = 0) -> None:
+        check_saved(saved, weights_step)
         self.is_journaled = is_journaled
         self.row_ids = itertools.count(saved.next_row_id)
-        self.partitions = partitions_of(saved, self.row_ids)
+        self.partitions = partitions_of(saved, self.row_ids, hidden=saved.hidden(weights_step))
         self.leases = Leases()
         self.leases.add_saved(saved.leases.values())
         turns = {key: [turn_of(*key, cells) for cells in turns] for key, turns in saved.turns.items()}
-        self.ledger = Ledger(counters=saved.counters, records=saved.records, turns=turns)
+        self.ledger = Ledger(counters=saved.counters, records=saved.records, turns=turns, weights_step=weights_step)
         self.watches = Watches()
         self.counts = dict.fromkeys(("puts", "gets", "cleared", "retired", "refused_writes"), 0)
 
@@ -44,15 +46,11 @@ class State:
     def tags(self, partition_id: str) -> dict[str, Tag]:
         return {key: row.tag for key, row in self.partition(partition_id).rows.items()}
 
-    @property
-    def uids(self) -> list[str]:
-        """Groups that have a row or a lease."""
-        with_rows = [uid for partition in self.partitions.values() for uid in partition.uids]
-        return list(dict.fromkeys([*with_rows, *self.leases.uids]))
-
-    def is_under_way(self, uid: str) -> bool:
-        """The group has a row or a lease."""
-        return self.leases.group(uid) is not None or any(partition.group_keys(uid) for partition in self.partitions.values())
+    def is_known(self, uid: str) -> bool:
+        """The group has a row, a lease or a record."""
+        if self.leases.group(uid) is not None or self.ledger.step_of(uid) is not None:
+            return True
+        return any(partition.group_keys(uid) for partition in self.partitions.values())
 
     def rows_of(self, lease: GroupLease | SessionLease) -> list[tuple[Partition, str, Owner]]:
         """Partition, key and owner of what a group's or session's leases wrote."""
@@ -66,10 +64,11 @@ class State:
 
     def refuse_lower(self, lease: GroupLease | SessionLease) -> None:
         """Rows remember who wrote them, so that a settled writer cannot come back after its lease was forgotten; and nobody may
-        write to a group that a step trains on."""
+        write to a group that a step trains on, or has trained on."""
         step = self.ledger.step_of(lease.uid)
         if step is not None:
-            raise StaleLeaseError(f"{lease} cannot be opened: step {step} trains on its group")
+            verb = "has trained" if self.ledger.is_done(step) else "trains"
+            raise StaleLeaseError(f"{lease} cannot be opened: step {step} {verb} on its group")
         for _, _, owner in self.rows_of(lease):
             if isinstance(lease, SessionLease) and lease.attempt < owner.attempt:
                 raise StaleLeaseError(f"{lease} cannot be opened: attempt {owner.attempt} has written")

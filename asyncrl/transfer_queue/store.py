@@ -17,19 +17,20 @@ Three endings. `kv_clear` and `drop` delete for good. `retire` hides the rows of
 journal keeps those of a recorded step until `purge`. `revive` gives the rows of a failed step back as their sessions left them.
 """
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from tensordict import TensorDict
 
 from asyncrl.errors import LeaseScopeError, StaleLeaseError, StoreError
 from asyncrl.fields import Tag
-from asyncrl.journal.entries import Op, PutLeases, Saved
+from asyncrl.journal.entries import Op, PutLeases, Saved, StepRecord, counted_by
 from asyncrl.journal.port import Journal
 from asyncrl.keys import GroupLease, Lease, SessionLease, StepLease
 from asyncrl.ports import HeldField
-from asyncrl.transfer_queue import endings, puts
+from asyncrl.transfer_queue import endings, puts, under_way
 from asyncrl.transfer_queue.checks import listed
 from asyncrl.transfer_queue.columns import Gatherer
 from asyncrl.transfer_queue.commit_deadline import CommitDeadline
@@ -37,20 +38,25 @@ from asyncrl.transfer_queue.describe import describe
 from asyncrl.transfer_queue.encoding import Fields
 from asyncrl.transfer_queue.puts import Put, one_row
 from asyncrl.transfer_queue.state import State
+from asyncrl.transfer_queue.under_way import GroupUnderWay
 from asyncrl.transfer_queue.watch import Watch
 
 
 class TransferQueue:
     """Keys, tags and columns of all partitions. An async context manager: leaving it closes all leases and ends all watches.
 
-    journal: None for memory alone; `saved` is what it kept until now. `opening.open_queue` makes both.
+    journal: None for memory alone; `saved` is what it kept until now. `opening.open_queue` makes both. weights_step: the last step
+    that the weights of this process have learned: rows of steps up to it are hidden, those of later ones are there again. Raises
+    JournalDamagedError.
     """
 
-    def __init__(self, journal: Journal | None = None, saved: Saved | None = None, *, commit_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, journal: Journal | None = None, saved: Saved | None = None, *, commit_timeout_s: float = 60.0, weights_step: int = 0
+    ) -> None:
         kept = saved or Saved()
         self._journal = journal
         self._deadline = CommitDeadline(commit_timeout_s)
-        self._state = State(kept, is_journaled=journal is not None)
+        self._state = State(kept, is_journaled=journal is not None, weights_step=weights_step)
         self.incarnation = kept.incarnation
         """How often the run was started before this time. Leases of this one carry it."""
 
@@ -65,13 +71,20 @@ class TransferQueue:
             self._state.counts["refused_writes"] += 1
             raise
 
-    async def _commit(self, ops: list[Op], *, synced: bool = False) -> None:
-        """Wait until what was done is kept. Raises JournalWriteError, or DeadlineError after `commit_timeout_s`."""
+    def _keep(self, ops: list[Op], *, synced: bool = False) -> "asyncio.Future[None]":
+        """Done when what was done is kept. It raises JournalWriteError, or DeadlineError after `commit_timeout_s`."""
         if self._journal is None or not ops:
-            return
+            kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            kept.set_result(None)
+            return kept
         acknowledged = self._journal.append(ops, synced=synced)
         self._deadline.watch(acknowledged)
-        await acknowledged
+        return acknowledged
+
+    async def _commit(self, ops: list[Op], *, synced: bool = False) -> None:
+        """Wait until what was done is kept."""
+        if self._journal is not None and ops:
+            await self._keep(ops, synced=synced)
 
     # --- leases
 
@@ -131,20 +144,39 @@ class TransferQueue:
         what = Put(partition_id=partition_id, keys=listed(keys), fields=fields, tags=tags)
         await self._commit(self._write(lambda: puts.put(self._state, lease, what)))
 
-    async def admit(
+    def admit(
         self, lease: GroupLease, *, partition_id: str, cursor: int, tag: Tag, fields: Mapping[str, Any] | None = None
-    ) -> None:
+    ) -> "asyncio.Future[None]":
         """Begin a group, in one transaction: its lease, its prompt's row, the feed's cursor, and one more admitted.
 
-        cursor: number of prompts that the feed has handed out, this one included. Raises as `kv_put`, and StaleLeaseError for a
-        group that is under way.
+        Acts at the call, so admissions have the order of the calls; the future is done when it is kept. cursor: number of prompts
+        that the feed has handed out, this one included; it never goes back. Raises as `kv_put`, StaleLeaseError for a group that
+        was admitted before, and StoreError for a lower cursor.
         """
         prompt = Put(partition_id=partition_id, keys=[lease.uid], fields=one_row(fields), tags=[tag])
-        await self._commit(self._write(lambda: puts.admit(self._state, lease, prompt, cursor)))
+        return self._keep(self._write(lambda: puts.admit(self._state, lease, prompt, cursor)))
 
     async def begin_sessions(self, group: GroupLease, sessions: Sequence[SessionLease], *, partition_id: str, tag: Tag) -> None:
         """Begin sessions of a group, in one transaction: their leases and its prompt's tag. Raises as `open_lease`, `kv_put`."""
         await self._commit(self._write(lambda: puts.begin_sessions(self._state, group, sessions, partition_id, tag)))
+
+    def reopen_group(
+        self, lease: GroupLease, *, partition_id: str, tag: Tag | None = None
+    ) -> "tuple[list[SessionLease], asyncio.Future[None]]":
+        """Go on with a group after a restart, in one transaction: its lease and those of its unsettled sessions get the incarnation
+        of `lease`. Attempts and turns stay, settled sessions stay settled.
+
+        Acts at the call. Returns the leases of the unsettled sessions (none where they had not begun), and a future that is done
+        when it is kept. tag: merged into the prompt's. Raises StaleLeaseError for a group that has settled or is open already.
+        """
+        sessions: list[SessionLease] = []
+
+        def verb() -> list[Op]:
+            found, ops = puts.reopen_group(self._state, lease, partition_id, tag)
+            sessions.extend(found)
+            return ops
+
+        return sessions, self._keep(self._write(verb))
 
     async def put_turn(self, lease: SessionLease, turn: int, fields: Mapping[str, Any]) -> None:
         """Keep what turn `turn` (from 0) of a session came to, until the session settles. fields: as `kv_put`.
@@ -162,13 +194,15 @@ class TransferQueue:
         fields: Fields | None = None,
         tags: Sequence[Tag] | None = None,
         group_tag: Tag | None = None,
+        ends_group: bool = True,
     ) -> None:
         """End a session, in one transaction: its trajectories, its lease, its turns. A session that failed has no keys.
 
-        group_tag: the last one of the prompt, when no sibling is left; it ends the group's lease as well. Raises as `kv_batch_put`.
+        group_tag: merged into the prompt's; with `ends_group` it is the last one, since no sibling is left, and the group's lease
+        ends as well. Raises as `kv_batch_put`.
         """
         rows = Put(partition_id=partition_id, keys=listed(keys), fields=fields, tags=tags)
-        await self._commit(self._write(lambda: puts.settle_session(self._state, lease, rows, group_tag)))
+        await self._commit(self._write(lambda: puts.settle_session(self._state, lease, rows, group_tag, ends_group=ends_group)))
 
     async def settle_group(self, lease: GroupLease, *, partition_id: str, tag: Tag) -> None:
         """End a group, in one transaction: its prompt's last tag and its lease. Raises as `kv_put`."""
@@ -203,6 +237,10 @@ class TransferQueue:
         chosen = list(self._state.partitions) if partition_id is None else [partition_id]
         return {name: self._state.tags(name) for name in chosen}
 
+    def groups_under_way(self, partition_id: str) -> list[GroupUnderWay]:
+        """The groups that are alive, in admission order: their prompts are there, and no step trains on them. For a restart."""
+        return under_way.groups_under_way(self._state, partition_id)
+
     def kv_watch(self, partition_id: str) -> Watch:
         """Async iterator of `{key: tag, or None when gone}`: a snapshot first, then the changed keys at each wake. Begins now."""
         state = self._state
@@ -212,26 +250,35 @@ class TransferQueue:
 
     # --- steps
 
-    async def record(self, step: int, keys: Sequence[str], *, partition_id: str) -> None:
+    async def record(self, step: int, keys: Sequence[str], *, partition_id: str) -> int:
         """Step `step` trains on `keys`, in this order, whatever happens: kept (and synced) before any stage runs.
 
-        A repetition with the same keys changes nothing. Raises UnknownKeyError, and RecordError for other keys, for a step out of
-        order, for a key of another step, and for a group that is not whole or has not settled.
+        Returns how often it was begun since it was last done, this time included; a repetition must have the same keys. Raises
+        UnknownKeyError, and RecordError for other keys, for a step out of order or one that is done, for a key of another step, and
+        for a group that is not whole or has not settled.
         """
         wanted = listed(keys)
-        await self._commit(self._write(lambda: endings.record(self._state, step, wanted, partition_id)), synced=True)
+        ops = self._write(lambda: endings.record(self._state, step, wanted, partition_id))
+        tries = self._state.ledger.records[step].tries
+        await self._commit(ops, synced=True)
+        return tries
+
+    def recorded(self, step: int) -> StepRecord | None:
+        """The record of a step; None: it has none, or is purged."""
+        return self._state.ledger.records.get(step)
 
     async def retire(self, keys: Sequence[str], *, partition_id: str, step: int, lease: Lease) -> None:
         """Hide the rows of a trained step; the prompt of a group goes with its last trajectory. Gets and lists no longer see them.
 
-        Raises StaleLeaseError unless `lease` is the open lease of `step`, UnknownKeyError for a key that is not there, RecordError
-        for less or more than the step's record, when it has one.
+        Its record counts no tries any more. Raises StaleLeaseError unless `lease` is the open lease of `step`, UnknownKeyError for
+        a key that is not there, RecordError for less or more than the step's record, when it has one, and before an earlier step.
         """
         wanted = listed(keys)
         await self._commit(self._write(lambda: endings.retire(self._state, wanted, partition_id, step, lease)))
 
     async def revive(self, keys: Sequence[str], *, partition_id: str, step: int) -> None:
-        """Give the rows of a failed step back as their sessions left them: stage columns deleted, the step's lease closed.
+        """Give the rows of a step that failed in this process back as their sessions left them: stage columns deleted, the step's
+        lease closed.
 
         Its record stays. Raises UnknownKeyError for a key that is not there.
         """
@@ -245,14 +292,13 @@ class TransferQueue:
         """
         await self._commit(self._write(lambda: self._state.ledger.purge(step)))
 
-    async def start_over(self, *, step: int, cursor: int) -> None:
-        """Go on from the border after `step` with the feed at `cursor` and nothing under way.
+    async def note_evaluation(self, version: int) -> None:
+        """Version `version` has been evaluated, and its result is written. A lower one than before changes nothing."""
+        await self._commit(self._write(lambda: self._state.ledger.note_evaluation(version)))
 
-        All rows, leases and turns go, and the records of later steps; their groups and those under way count as dropped by
-        `restart`. Earlier steps are done, and their records stay. The next step to be recorded is `step + 1`, whatever was purged
-        before.
-        """
-        await self._commit(self._write(lambda: endings.start_over(self._state, step, cursor)), synced=True)
+    async def sync(self) -> None:
+        """Wait until all that was done before survives a power loss."""
+        await self._commit(self._write(self._state.ledger.repeat), synced=True)
 
     # --- endings
 
@@ -267,7 +313,8 @@ class TransferQueue:
         await self._commit(self._write(lambda: endings.clear(self._state, wanted, partition_id)))
 
     async def drop(self, uids: Sequence[str], *, partition_id: str, reason: str) -> None:
-        """Decide not to train these groups, in one transaction: clear them and count those that are there under `reason`.
+        """Decide not to train these groups, in one transaction: clear them and count those that are there under `reason`; for
+        `failure` also by the dataset row that the prompt's tag names.
 
         Raises as `kv_clear`, and StoreError for a trajectory.
         """
@@ -275,6 +322,16 @@ class TransferQueue:
         await self._commit(self._write(lambda: endings.drop(self._state, wanted, partition_id, reason)))
 
     # --- sight and life
+
+    @property
+    def records(self) -> Mapping[int, StepRecord]:
+        """Step -> its record, of those that are not purged."""
+        return MappingProxyType(self._state.ledger.records)
+
+    @property
+    def weights_step(self) -> int:
+        """The last step that the weights have learned: that of the loaded ones, or the last that was retired since."""
+        return self._state.ledger.weights_step
 
     @property
     def last_step(self) -> int:
@@ -287,9 +344,28 @@ class TransferQueue:
         return self._state.ledger.counters["purged_step"]
 
     @property
-    def is_new(self) -> bool:
-        """Nothing has ever been counted: no group was admitted, and no run went on from a checkpoint."""
-        return not self._state.ledger.counters
+    def cursor(self) -> int:
+        """Number of prompts that the feed has handed out to admissions."""
+        return self._state.ledger.counters["cursor"]
+
+    @property
+    def evaluated(self) -> int:
+        """The newest version whose evaluation has a result; -1: none has one."""
+        return self._state.ledger.evaluated
+
+    @property
+    def num_trained(self) -> int:
+        """Groups that the weights have learned, in steps that are purged or retired. It falls when older weights are loaded."""
+        return self._state.ledger.num_trained
+
+    def counters(self) -> dict[str, int]:
+        """What the run counts, through all restarts: admitted, dropped/<reason>, failed_row/<dataset row>, cursor, evaluated,
+        purged_step, purged_groups; what was never counted is missing."""
+        return dict(self._state.ledger.counters)
+
+    def failed_rows(self) -> dict[int, int]:
+        """Dataset row -> its groups that were dropped as failures."""
+        return {int(row): number for row, number in counted_by(self._state.ledger.counters, "failed_row").items()}
 
     async def describe(self, keys: Sequence[str], *, partition_id: str) -> tuple[HeldField, ...]:
         """Each field of `keys`: its schema and lengths, without a copy of any value. Raises UnknownKeyError."""
