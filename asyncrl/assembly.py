@@ -149,7 +149,15 @@ async def open_trainer(
             val_rows=inputs.val_rows,
             save=functools.partial(_save, run, world, actor, critic, folder, fixed, kl),
             open_eval_engine=functools.partial(open_eval_engine, run, world, rollout.template.decode),
-            open_sight=functools.partial(open_sight, folder, run.trainer, world=world, total_steps=steps, step=border.step),
+            open_sight=functools.partial(
+                open_sight,
+                folder,
+                run.trainer,
+                world=world,
+                total_steps=steps,
+                step=border.step,
+                incarnation=queue.incarnation,
+            ),
         )
         begin = None if checkpoint is None else border
         yield await stack.enter_async_context(open_controller(run, edges, stop=stop, total_steps=steps, border=begin))

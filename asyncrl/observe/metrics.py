@@ -2,9 +2,12 @@
 
 trainer -> [MetricsLog] -> metrics.jsonl, TensorBoard events -> curve
 
-A line is `{"step": 12, "wall_time": 1764460000.0, "critic/score/mean": 0.53, ...}`. A number that is not finite is written as null,
-because standard JSON knows no NaN and one such line would make the file unreadable for other programs; TensorBoard gets the number.
-A resumed run appends: read back, the last value of each key of a step wins.
+A line is `{"step": 12, "wall_time": 1764460000.0, "incarnation": 0, "critic/score/mean": 0.53, ...}`. A number that is not finite
+is written as null, because standard JSON knows no NaN and one such line would make the file unreadable for other programs;
+TensorBoard gets the number.
+
+A resumed run appends, under a higher incarnation. Read back, of a step that was trained again only the last time counts; what an
+evaluation said of its weights stays, as these are the same and are not evaluated again.
 """
 
 import json
@@ -21,7 +24,9 @@ from asyncrl.observe.json_lines import cut_unfinished_line
 from asyncrl.observe.run_folder import RunFolder
 from asyncrl.ports import Json
 
-_OWN_KEYS = ("step", "wall_time")
+_OWN_KEYS = ("step", "wall_time", "incarnation")
+EVALUATION = "eval/"
+"""What the metrics of an evaluation begin with."""
 
 
 class MetricsLog:
@@ -30,20 +35,24 @@ class MetricsLog:
     Opening cuts off a last line that a killed run left unfinished. A context manager. Blocking: call it through `world.offload`.
     """
 
-    def __init__(self, folder: RunFolder, *, tensorboard: bool = False, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: RunFolder, *, tensorboard: bool = False, incarnation: int = 0, clock: Callable[[], float] = time.time
+    ) -> None:
         self._clock = clock
+        self._incarnation = incarnation
         cut_unfinished_line(folder.metrics)
         self._file = folder.metrics.open("a", encoding="utf-8")
         self._events = EventWriter(folder.tensorboard, started=clock()) if tensorboard else None
 
     def log(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Write one line. Raises TypeError for a value that is not a number, ValueError for the keys `step` and `wall_time`."""
-        for own in _OWN_KEYS:
-            if own in metrics:
-                raise ValueError(f"a metric cannot be called {own!r}: the log writes that itself")
+        """Write one line. Raises TypeError for a value that is not a number, ValueError for a key that the log writes itself."""
+        for taken in _OWN_KEYS:
+            if taken in metrics:
+                raise ValueError(f"a metric cannot be called {taken!r}: the log writes that itself")
         now = self._clock()
         numbers = {name: _number(name, value) for name, value in metrics.items()}
-        line = {"step": step, "wall_time": now, **{name: _finite_or_none(value) for name, value in numbers.items()}}
+        own = {"step": step, "wall_time": now, "incarnation": self._incarnation}
+        line = {**own, **{name: _finite_or_none(value) for name, value in numbers.items()}}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
         if self._events:
@@ -74,9 +83,10 @@ def _finite_or_none(value: int | float) -> int | float | None:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Json]]:
-    """One dict a step, by rising step; lines of one step are merged, the last value of a key wins. None: was not finite.
+    """One dict a step, by rising step. None: was not finite.
 
-    A last line without its end is left out: it is being written. Raises DataError that names file and line.
+    Lines of one step are merged, the last value of a key wins; of a step that was trained again after a restart, only `eval/*` is
+    older. A last line without its end is left out: it is being written. Raises DataError that names file and line.
     """
     try:
         text = Path(path).read_bytes()
@@ -85,8 +95,16 @@ def read_metrics(path: str | Path) -> list[dict[str, Json]]:
     steps: dict[int, dict[str, Json]] = {}
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), start=1):
         row = _parse(line, f"{path}:{number}")
-        steps.setdefault(row["step"], {}).update(row)
+        steps[row["step"]] = {**_what_stays(steps.get(row["step"], {}), row), **row}
     return [steps[step] for step in sorted(steps)]
+
+
+def _what_stays(before: dict[str, Json], row: dict[str, Json]) -> dict[str, Json]:
+    """Of the earlier lines of a step, once this one is there."""
+    is_same = before.get("incarnation", 0) == row.get("incarnation", 0)
+    if is_same or all(name.startswith(EVALUATION) or name in _OWN_KEYS for name in row):
+        return before
+    return {name: value for name, value in before.items() if name.startswith(EVALUATION)}
 
 
 def _parse(line: bytes, where: str) -> dict[str, Json]:

@@ -34,6 +34,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def incidents(self) -> Path:
+        """Deadlines, retries, failures, drops: a line each."""
+        return self.path / "incidents.jsonl"
+
+    @property
     def trace(self) -> Path:
         """Lineage and spans of a few groups a step."""
         return self.path / "trace.jsonl"

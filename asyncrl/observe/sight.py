@@ -1,6 +1,6 @@
 """Sight: collects the numbers of a step and shows them. The trainer's one door to metrics, progress, trajectories and the curve.
 
-trainer -> [sight] -> metrics.jsonl, trace.jsonl, TensorBoard, trajectories/, curve.png, progress bar
+trainer -> [sight] -> metrics.jsonl, incidents.jsonl, trace.jsonl, TensorBoard, trajectories/, curve.png, progress bar
 
 It decides nothing. File work goes through `world.offload`.
 """
@@ -12,8 +12,10 @@ from typing import Protocol
 
 from asyncrl.config import TrainerConfig
 from asyncrl.observe.curve import draw_curve
+from asyncrl.observe.incidents import IncidentLog, Incidents, Line, incident_lines
 from asyncrl.observe.lineage import Lineage
 from asyncrl.observe.loop_lag import LoopLag
+from asyncrl.observe.loop_watch import LoopWatch
 from asyncrl.observe.metrics import MetricsLog
 from asyncrl.observe.no_signal import NoSignalWatch
 from asyncrl.observe.progress import Progress
@@ -65,8 +67,13 @@ class Sight:
         *,
         patience: int,
         step: int,
+        incidents: Incidents | None = None,
+        keep_incidents: Callable[[Sequence[Line]], None] | None = None,
     ) -> None:
+        """keep_incidents: writes them down; blocking."""
         self.lineage = lineage
+        self._incidents = incidents or Incidents(world)
+        self._keep_incidents = keep_incidents
         self._trace = trace
         self._ended = step
         self._folder = folder
@@ -116,19 +123,32 @@ class Sight:
         step_s = sum(value for name, value in self._step.items() if name.startswith("timing_s/"))
         tokens_per_s = num_tokens / step_s if step_s else 0.0
         lag = {f"loop_lag/{name}": value for name, value in self._lag().items()}
-        numbers = {**self._step, **counts, **lag, "timing_s/step": step_s, "perf/tokens_per_s": tokens_per_s}
+        incidents = self._incidents.counts()
+        numbers = {**self._step, **counts, **lag, **incidents, "timing_s/step": step_s, "perf/tokens_per_s": tokens_per_s}
         self._step = {}
         if warning := self._no_signal.see(step, numbers):
             self.say(warning)
         self._bar.step(step, numbers)
         await self._world.offload(self._metrics.log, step, numbers)
         await self.write_trace()
+        await self.write_incidents()
         self._ended = step
 
     async def write_trace(self) -> None:
         """Append what is known of the traced groups of the step under way to trace.jsonl; nothing when there are none."""
         if (record := self.lineage.end_step(self._ended + 1)) is not None:
             await self._world.offload(self._trace.append, record)
+
+    async def write_incidents(self) -> None:
+        """Append those since the last call to incidents.jsonl."""
+        lines = self._incidents.take()
+        if lines and self._keep_incidents is not None:
+            await self._world.offload(self._keep_incidents, lines)
+
+    def say_incidents(self) -> None:
+        """What went wrong since the controller began, a line a kind."""
+        for line in incident_lines(self._incidents.counts()):
+            self.say(f"incidents: {line}")
 
     async def evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
         """Show and log the `eval/*` numbers of the weights after `step`."""
@@ -141,19 +161,43 @@ class Sight:
 
 @asynccontextmanager
 async def open_sight(
-    folder: RunFolder, config: TrainerConfig, lineage: Lineage, *, world: World, total_steps: int, step: int = 0
+    folder: RunFolder,
+    config: TrainerConfig,
+    lineage: Lineage,
+    incidents: Incidents,
+    *,
+    world: World,
+    total_steps: int,
+    step: int = 0,
+    incarnation: int = 0,
 ) -> AsyncIterator[Sight]:
-    """Open the run's files and the progress bar; leaving draws the curve of what was logged, and records groups dropped last."""
-    metrics = await world.offload(partial(MetricsLog, folder, tensorboard=config.tensorboard))
+    """Open the run's files and the progress bar. Leaving, also by an error, draws the curve of what was logged, records groups
+    dropped last, and writes and says the incidents."""
+    metrics = await world.offload(partial(MetricsLog, folder, tensorboard=config.tensorboard, incarnation=incarnation))
     try:
         trace = await world.offload(TraceLog, folder.trace)
+        log = await world.offload(partial(IncidentLog, folder.incidents, incarnation=incarnation))
         with Progress(total_steps=total_steps, step=step) as bar:
-            async with LoopLag() as lag:
-                sight = Sight(folder, metrics, trace, bar, lag.stats, lineage, world, patience=config.no_signal_patience, step=step)
+            async with LoopLag() as lag, LoopWatch(config.max_loop_lag_s, incidents.report):
+                sight = Sight(
+                    folder,
+                    metrics,
+                    trace,
+                    bar,
+                    lag.stats,
+                    lineage,
+                    world,
+                    patience=config.no_signal_patience,
+                    step=step,
+                    incidents=incidents,
+                    keep_incidents=log.append,
+                )
                 try:
                     yield sight
                 finally:
+                    sight.say_incidents()
                     await sight.write_trace()
+                    await sight.write_incidents()
     finally:
         await world.offload(metrics.close)
         await world.offload(draw_curve, folder.path)

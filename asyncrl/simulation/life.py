@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from asyncrl.config import TrainRun
+from asyncrl.observe.incidents import Incidents
 from asyncrl.observe.lineage import Lineage
 from asyncrl.observe.sight import Sight
 from asyncrl.simulation.edges.engine import SimEngines
@@ -139,5 +140,7 @@ async def _save(machine: Machine, policy: SimPolicy, world: SimWorld, seams: Sea
 
 
 @asynccontextmanager
-async def _open_sight(run: TrainRun, world: SimWorld, watcher: Watcher, lineage: Lineage) -> AsyncIterator[Sight]:
-    yield WatchedSight(watcher, lineage, world, patience=run.trainer.no_signal_patience)
+async def _open_sight(
+    run: TrainRun, world: SimWorld, watcher: Watcher, lineage: Lineage, incidents: Incidents
+) -> AsyncIterator[Sight]:
+    yield WatchedSight(watcher, lineage, world, incidents, patience=run.trainer.no_signal_patience)

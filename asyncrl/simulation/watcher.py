@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from asyncrl.observe.incidents import Incidents
 from asyncrl.observe.lineage import Lineage
 from asyncrl.observe.run_folder import RunFolder
 from asyncrl.observe.sight import Sight
@@ -64,9 +65,9 @@ class Watcher:
 class WatchedSight(Sight):
     """A Sight whose watcher hears of each stage as it ends."""
 
-    def __init__(self, watcher: Watcher, lineage: Lineage, world: World, *, patience: int) -> None:
+    def __init__(self, watcher: Watcher, lineage: Lineage, world: World, incidents: Incidents, *, patience: int) -> None:
         folder = RunFolder(path=watcher.folder)
-        super().__init__(folder, watcher, watcher, watcher, dict, lineage, world, patience=patience, step=0)
+        super().__init__(folder, watcher, watcher, watcher, dict, lineage, world, patience=patience, step=0, incidents=incidents)
         self._watcher = watcher
 
     @contextmanager

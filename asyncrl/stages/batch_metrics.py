@@ -1,6 +1,7 @@
 """batch_metrics: the numbers of a trained batch, under verl's names. Padding rows are no trajectories and do not count.
 
-What the reward function said counts once a session, as its last trajectory has it; lengths and turns are of each trajectory.
+What the reward function said counts once a session, as its last trajectory has it; lengths and turns are of each trajectory, and
+staleness is of each policy token.
 """
 
 from collections.abc import Sequence
@@ -10,9 +11,10 @@ from tensordict import TensorDict
 
 from asyncrl.ports import Json, StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
+from asyncrl.protocol.ragged import rows_of
 from asyncrl.stages.stage import Stage, StageOutput
 
-READS = frozenset({"reward_score", "num_turns", "extra_fields"})
+READS = frozenset({"reward_score", "num_turns", "extra_fields", "token_versions"})
 
 
 def batch_metrics_stage() -> Stage:
@@ -30,7 +32,7 @@ def batch_metrics_stage() -> Stage:
             **_spread("critic/score", columns["reward_score"][scored].float()),
             **_spread("num_turns", columns["num_turns"][real].float()),
             **{key: value for name, numbers in lengths.items() for key, value in _spread(name, numbers).items()},
-            **_staleness([int(batch.tags[row].get("min_global_steps", context.version)) for row in real], context.version),
+            **_staleness([rows_of(columns["token_versions"])[row] for row in real], context.version),
             **_reward_extras([extra[row] for row in scored]),
         }
         return StageOutput(metrics=metrics)
@@ -42,10 +44,17 @@ def _spread(name: str, numbers: torch.Tensor) -> dict[str, float]:
     return {f"{name}/mean": float(numbers.mean()), f"{name}/max": float(numbers.max()), f"{name}/min": float(numbers.min())}
 
 
-def _staleness(oldest: Sequence[int], version: int) -> dict[str, float]:
-    """`training/staleness/*`: weight versions between each trajectory's oldest token and the weights that train on it."""
-    behind = torch.tensor([version - tokens for tokens in oldest], dtype=torch.float32)
-    return {"training/staleness/mean": float(behind.mean()), "training/staleness/max": float(behind.max())}
+def _staleness(versions: Sequence[torch.Tensor], version: int) -> dict[str, float]:
+    """`staleness/*`: by how many versions the weights that train are ahead of those that sampled a token; `share_<k>`: the share of
+    policy tokens that are k behind. Of no policy token: nothing."""
+    sampled = torch.cat(list(versions)) if versions else torch.zeros(0, dtype=torch.int64)
+    behind = version - sampled[sampled >= 0]  # -1: no policy sampled it
+    if not len(behind):
+        return {}
+    found, counts = behind.unique(return_counts=True)
+    shares = zip(found.tolist(), (counts / len(behind)).tolist(), strict=True)
+    spread = {"staleness/mean": float(behind.double().mean()), "staleness/max": float(behind.max())}
+    return {**spread, **{f"staleness/share_{number}": share for number, share in shares}}
 
 
 def _reward_extras(extra_fields: Sequence[dict[str, Json]]) -> dict[str, float]:
