@@ -45,4 +45,4 @@ async def open_groups(queue: TransferQueue) -> tuple[Open, ...]:
 
 async def _prompt(queue: TransferQueue, group: GroupUnderWay) -> Prompt:
     columns = await queue.kv_batch_get([group.uid], partition_id=TRAIN, fields=PROMPT_FIELDS)
-    return prompt_of(group.uid, group.tag, columns)
+    return prompt_of(group.uid, group.tag, {name: columns.get(name).tolist()[0] for name in PROMPT_FIELDS})

@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from asyncrl.config import ReplayConfig
 from asyncrl.journal.port import Journal
 from asyncrl.keys import GroupLease, SessionLease, StepLease
-from asyncrl.ports import World
+from asyncrl.ports import Incident, World
 from asyncrl.protocol.batch_meta import KVBatchMeta
+from asyncrl.recovery import found_groups
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.world import RealWorld
@@ -32,20 +33,41 @@ class Rig:
         queue: TransferQueue,
         filter_groups: bool,
         world: World,
+        version: int,
+        max_tries: int,
     ) -> None:
         self.queue = queue
-        self.admission = Admission(batch_size=batch_size, updates=updates, max_staleness=max_staleness)
+        self.incidents: list[Incident] = []
+        self.admission = Admission(
+            batch_size=batch_size,
+            updates=updates,
+            max_staleness=max_staleness,
+            version=version,
+            found=found_groups(queue, step=version * updates),
+        )
         self.replay = ReplayBuffer(
-            self.queue, self.admission, group_size=GROUP_SIZE, config=config, world=world, filter_groups=filter_groups
+            self.queue,
+            self.admission,
+            group_size=GROUP_SIZE,
+            config=config,
+            world=world,
+            filter_groups=filter_groups,
+            max_tries=max_tries,
+            report=self.incidents.append,
+            describe=lambda uid: f"session 0 of {uid}: tool search for 3.0 s",
         )
         self.batch_size = batch_size
 
     async def admit(self, uid: str) -> None:
         self.admission.admit(uid)
-        await self.queue.open_lease(GroupLease(uid=uid))
-        await self.status(uid, "pending", is_prompt=True)
+        await self.queue.admit(
+            GroupLease(uid=uid),
+            partition_id="train",
+            cursor=self.queue.cursor + 1,
+            tag={"status": "pending", "is_prompt": True},
+        )
 
-    async def status(self, uid: str, status: str, **tag: bool | str) -> None:
+    async def status(self, uid: str, status: str, **tag: bool | str | int) -> None:
         await self.queue.kv_put(uid, partition_id="train", lease=GroupLease(uid=uid), tag={"status": status, **tag})
 
     async def write(self, uid: str, session_id: int, num_outputs: int = 1, score: float | None = None) -> None:
@@ -64,9 +86,10 @@ class Rig:
             await self.write(uid, session_id, score=scores[session_id] if scores else None)
         await self.settle(uid, "finished")
 
-    async def fail(self, uid: str, failure: str = "infra: engine lost") -> None:
-        await self.status(uid, "running")
-        await self.write(uid, 0)
+    async def fail(self, uid: str, failure: str = "infra: engine lost", *, row: int = -1, num_done: int = 1) -> None:
+        await self.status(uid, "running", row=row)
+        for session_id in range(num_done):
+            await self.write(uid, session_id)
         await self.settle(uid, "failure", failure=failure)
 
     async def settle(self, uid: str, status: str, **tag: str) -> None:
@@ -92,13 +115,21 @@ async def _start(
     sample_timeout_s: float = 30.0,
     max_failed: int = 32,
     max_filtered: int = 32,
+    failed_groups: Literal["refill", "train_partial", "abort"] = "refill",
+    quarantine_after: int = 3,
     filter_groups: bool = False,
     world: World | None = None,
     journal: Journal | None = None,
     queue: TransferQueue | None = None,
+    version: int = 0,
+    max_tries: int = 5,
 ) -> AsyncIterator[Rig]:
     config = ReplayConfig(
-        sample_timeout_s=sample_timeout_s, max_failed_groups_in_a_row=max_failed, max_filtered_groups_in_a_row=max_filtered
+        sample_timeout_s=sample_timeout_s,
+        max_failed_groups_in_a_row=max_failed,
+        max_filtered_groups_in_a_row=max_filtered,
+        failed_groups=failed_groups,
+        quarantine_after=quarantine_after,
     )
     store = queue or TransferQueue(journal)
     rig = Rig(
@@ -109,6 +140,8 @@ async def _start(
         queue=store,
         filter_groups=filter_groups,
         world=world or RealWorld(),
+        version=version,
+        max_tries=max_tries,
     )
     running = asyncio.create_task(rig.replay.run())
     await settle_loop()

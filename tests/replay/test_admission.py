@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncrl.errors import AdmissionError
-from asyncrl.replay import Admission
+from asyncrl.replay import Admission, Found
 
 
 def filled(count: int = 2, *, batch_size: int = 2, max_staleness: int = 0) -> Admission:
@@ -219,3 +219,28 @@ class AdmissionModel(RuleBasedStateMachine):
 
 AdmissionModel.TestCase.settings = settings(max_examples=100, stateful_step_count=60)
 TestAdmissionModel = AdmissionModel.TestCase
+
+
+def test_no_more_groups_are_admitted_than_the_steps_that_are_left_take() -> None:
+    admission = Admission(batch_size=2, max_staleness=3, total_steps=2)
+    for uid in "abcd":
+        admission.admit(uid)
+    assert not admission.has_place
+    admission.record(1, ["a", "b"])
+    assert not admission.has_place, "the second step has its groups"
+    admission.drop("c", "failure")
+    assert admission.has_place, "it lacks one"
+
+
+def test_what_a_restart_found_is_counted_on() -> None:
+    found = Found(alive=("e", "f"), records={2: ("c", "d")}, num_admitted=7, num_trained=2, num_dropped={"failure": 1})
+    admission = Admission(batch_size=2, max_staleness=1, version=1, found=found)
+    admission.check_conservation()
+    assert admission.counters() == {"admitted": 7, "trained": 2, "open": 4, "dropped": 1, "dropped/failure": 1}
+    assert (admission.last_step, admission.restored) == (2, 2)
+    assert not admission.has_place
+    with pytest.raises(AdmissionError, match="step 2 failed and was not trained"):
+        admission.publish(2)
+    assert admission.take_again(2) == ("c", "d")
+    admission.publish(2)
+    assert admission.summary() == "groups: admitted 7 = trained 4 + dropped 1 (failure 1) + open 2"

@@ -10,10 +10,10 @@ import pytest
 from asyncrl.config import ReplayConfig
 from asyncrl.errors import (
     AdmissionError,
-    DeadlineError,
     GroupsExhaustedError,
     MissingColumnError,
     ReplayError,
+    StalledError,
     TooManyFailuresError,
 )
 from asyncrl.fields import Tag
@@ -123,7 +123,7 @@ async def test_a_deadline_names_the_groups_and_their_sessions(start_rig: StartRi
         await rig.status("half", "running")
         await rig.write("half", 1)
         await settled()
-        with pytest.raises(DeadlineError) as caught:
+        with pytest.raises(StalledError) as caught:
             await rig.replay.sample(1, 4)
         text = str(caught.value)
         assert text.startswith("step 1 waited 0.")
@@ -138,7 +138,7 @@ async def test_a_deadline_without_groups_says_so(start_rig: StartRig) -> None:
     async with start_rig(batch_size=2, sample_timeout_s=0.01) as rig:
         await rig.admit("a")
         await rig.finish("a")
-        with pytest.raises(DeadlineError, match=r"for 0 of its 2 groups; only 1 groups are admitted, and the feed is open"):
+        with pytest.raises(StalledError, match=r"for 0 of its 2 groups; only 1 groups are admitted, and the feed is open"):
             await rig.replay.sample(1, 2)
 
 
@@ -146,14 +146,14 @@ async def test_a_long_list_of_groups_is_cut(start_rig: StartRig) -> None:
     async with start_rig(batch_size=20, sample_timeout_s=0.01) as rig:
         for number in range(20):
             rig.admission.admit(f"u{number}")
-        with pytest.raises(DeadlineError, match=r"u15 admitted, not in the store yet; and 4 more$"):
+        with pytest.raises(StalledError, match=r"u15 admitted, not in the store yet; and 4 more$"):
             await rig.replay.sample(1, 20)
 
 
 async def test_after_a_deadline_the_step_can_still_be_sampled(start_rig: StartRig) -> None:
     async with start_rig(batch_size=1, sample_timeout_s=0.01) as rig:
         await rig.admit("a")
-        with pytest.raises(DeadlineError):
+        with pytest.raises(StalledError):
             await rig.replay.sample(1, 1)
         await rig.finish("a")
         assert len(await rig.replay.sample(1, 1)) == 2
