@@ -36,7 +36,7 @@ def load_run(kind: type[Run], path: Path, overrides: Sequence[str] = ()) -> Run:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     for override in overrides:
-        _apply_override(tree, override)
+        apply_override(tree, override)
     return parse_run(kind, tree, where=str(path), folder=path.parent)
 
 
@@ -57,7 +57,8 @@ def to_toml(run: TrainRun | SFTRun | Scenario) -> str:
     return tomli_w.dumps(resolved(run))
 
 
-def _apply_override(tree: dict[str, Json], override: str) -> None:
+def apply_override(tree: dict[str, Json], override: str) -> None:
+    """Put the value of `section.key=value` into a nested dict. Raises ConfigError."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
