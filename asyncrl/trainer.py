@@ -301,11 +301,13 @@ class Trainer:
 
     async def _save(self) -> None:
         """A checkpoint, if there is none of this step. Evaluations of versions before it are recorded first, and then the journal
-        is synced: nothing that the checkpoint takes for granted can be lost after it."""
+        is synced: nothing that the checkpoint takes for granted can be lost after it. (When the journal has failed, records and
+        evaluations are synced on their own: what was learned need not be lost as well.)"""
         if self._saved != self.step and self._ends_version:
             self._doing = "checkpoint"
             await self.evaluations.settle()
-            await self.queue.sync()
+            if self.queue.failure is None:
+                await self.queue.sync()
             self._kept = await self.save(self.step)
             self._saved = self.step
 

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from tensordict import TensorDict
 
-from asyncrl.errors import LeaseScopeError, StaleLeaseError, StoreError
+from asyncrl.errors import DeadlineError, JournalWriteError, LeaseScopeError, StaleLeaseError, StoreError
 from asyncrl.fields import Tag
 from asyncrl.journal.entries import Op, PutLeases, Saved, StepRecord, counted_by
 from asyncrl.journal.port import Journal
@@ -62,9 +62,8 @@ class TransferQueue:
 
     def _write(self, verb: Callable[[], list[Op]]) -> list[Op]:
         """Do what is asked, unless it could not be kept. Refusals are counted."""
-        failure = None if self._journal is None else self._journal.failure or self._deadline.failure
-        if failure is not None:
-            raise failure
+        if self.failure is not None:
+            raise self.failure
         try:
             return verb()
         except StaleLeaseError:
@@ -293,8 +292,9 @@ class TransferQueue:
         await self._commit(self._write(lambda: self._state.ledger.purge(step)))
 
     async def note_evaluation(self, version: int) -> None:
-        """Version `version` has been evaluated, and its result is written. A lower one than before changes nothing."""
-        await self._commit(self._write(lambda: self._state.ledger.note_evaluation(version)))
+        """Version `version` has been evaluated, and its result is written: kept, and synced, so that a checkpoint that a failing
+        journal leaves behind takes nothing for granted. A lower version than before changes nothing."""
+        await self._commit(self._write(lambda: self._state.ledger.note_evaluation(version)), synced=True)
 
     async def sync(self) -> None:
         """Wait until all that was done before survives a power loss."""
@@ -322,6 +322,11 @@ class TransferQueue:
         await self._commit(self._write(lambda: endings.drop(self._state, wanted, partition_id, reason)))
 
     # --- sight and life
+
+    @property
+    def failure(self) -> JournalWriteError | DeadlineError | None:
+        """Why nothing can be kept any more."""
+        return None if self._journal is None else self._journal.failure or self._deadline.failure
 
     @property
     def records(self) -> Mapping[int, StepRecord]:
