@@ -119,13 +119,18 @@ class Trainer:
         await self._save()
 
     async def _save_after_failure(self) -> None:
-        if self._ends_version and not self._is_updating:  # the weights are those of a version: what was learned is not lost
-            try:
+        """The weights are those of a version, unless an update was under way: what was learned need not be lost with what failed."""
+        doing = self._doing
+        try:
+            if not self._is_updating:
                 await self._save()
-            except asyncio.CancelledError:
-                if not self.agents.has_failed:
-                    raise
-                await self._save()  # the agents failed while it was written; they cancel this task once
+        except asyncio.CancelledError:
+            if not self.agents.has_failed:
+                raise
+            await self._save()  # the agents failed while it was written; they cancel this task once
+        except AsyncRLError as second:  # the first is what ended the run, and is raised
+            self.sight.say(f"no checkpoint of step {self.step} could be left: {second}")
+        self._doing = doing
         self.sight.say(f"the run failed; step {self._saved} is what --resume goes on from")
 
     async def _train(self) -> None:
