@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -25,6 +26,7 @@ TICKS_A_LIMIT = 8
 """A block is noticed at most an eighth of the limit too late; with the usual second that is 8 timers a second."""
 MOST_FRAMES = 40
 """Innermost frames of a stack in the log."""
+_OF_PYTHON = sysconfig.get_paths()["stdlib"]
 CLOSE_S = 1.0
 """For the thread's last breath: it may be in the middle of writing to the log."""
 
@@ -124,5 +126,13 @@ class LoopWatch:
 
 
 def _name_of(frame: FrameType) -> str:
-    code = frame.f_code
-    return f"{code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
+    """The innermost function that is not Python's own: who called `time.sleep` or `json.dumps` is to blame for it."""
+    culprit: FrameType | None = frame
+    while culprit is not None and _is_of_python(culprit.f_code.co_filename):
+        culprit = culprit.f_back
+    culprit = culprit or frame
+    return f"{culprit.f_code.co_qualname} ({culprit.f_code.co_filename}:{culprit.f_lineno})"
+
+
+def _is_of_python(filename: str) -> bool:
+    return filename.startswith(("<frozen", _OF_PYTHON)) and "site-packages" not in filename

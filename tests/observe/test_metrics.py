@@ -29,8 +29,8 @@ def test_any_numbers_make_a_standard_line(tmp_path_factory: pytest.TempPathFacto
         log.log(3, metrics)
     (line,) = folder.metrics.read_text().splitlines()
     expected = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    assert json.loads(line, parse_constant=no_constants) == {"step": 3, "wall_time": 5.0, **expected}
-    assert read_metrics(folder.metrics) == [{"step": 3, "wall_time": 5.0, **expected}]
+    assert json.loads(line, parse_constant=no_constants) == {"step": 3, "wall_time": 5.0, "incarnation": 0, **expected}
+    assert read_metrics(folder.metrics) == [{"step": 3, "wall_time": 5.0, "incarnation": 0, **expected}]
 
 
 def test_a_line_is_on_disk_when_log_returns(folder: RunFolder) -> None:
@@ -47,7 +47,7 @@ def test_what_is_no_number_is_refused_and_nothing_is_written(folder: RunFolder, 
     assert folder.metrics.read_text() == ""
 
 
-@pytest.mark.parametrize("name", ["step", "wall_time"])
+@pytest.mark.parametrize("name", ["step", "wall_time", "incarnation"])
 def test_the_own_keys_are_taken(folder: RunFolder, name: str) -> None:
     with MetricsLog(folder) as log, pytest.raises(ValueError, match=name):
         log.log(1, {name: 2.0})
@@ -64,6 +64,29 @@ def test_after_a_resume_the_last_value_of_a_step_wins(folder: RunFolder) -> None
     assert [(row["step"], row["loss"]) for row in rows] == [(1, 1.0), (2, 20.0), (3, 3.0)]
     assert rows[1]["eval/sampled/success"] == 0.5
     assert len(folder.metrics.read_text().splitlines()) == 5, "an old line was lost"
+
+
+def test_of_a_step_that_was_trained_again_the_last_time_counts(folder: RunFolder) -> None:
+    """What an evaluation said of its weights stays, before the step's own line and after it, and also after a third time."""
+    with MetricsLog(folder) as log:
+        log.log(2, {"loss": 2.0, "incidents/retry_session": 1.0})
+        log.log(2, {"eval/sampled/success": 0.5})
+    for incarnation, loss in ((1, 20.0), (2, 200.0)):
+        with MetricsLog(folder, incarnation=incarnation) as log:
+            log.log(2, {"loss": loss})
+            log.log(3, {"loss": 3.0, "only_of_this_time": float(incarnation)})
+    with MetricsLog(folder, incarnation=3) as log:
+        log.log(3, {"eval/sampled/success": 0.75})
+    second, third = read_metrics(folder.metrics)
+    own = ("step", "wall_time")
+    told = [{name: value for name, value in row.items() if name not in own} for row in (second, third)]
+    assert told[0] == {"incarnation": 2, "loss": 200.0, "eval/sampled/success": 0.5}
+    assert told[1] == {"incarnation": 3, "loss": 3.0, "only_of_this_time": 2.0, "eval/sampled/success": 0.75}
+
+
+def test_lines_from_before_there_were_incarnations_are_read(folder: RunFolder) -> None:
+    folder.metrics.write_text('{"step": 1, "loss": 1.0}\n{"step": 1, "incarnation": 0, "score": 2.0}\n')
+    assert read_metrics(folder.metrics) == [{"step": 1, "incarnation": 0, "loss": 1.0, "score": 2.0}]
 
 
 def test_a_line_that_a_kill_cut_is_neither_read_nor_grown_into(folder: RunFolder) -> None:

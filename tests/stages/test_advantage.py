@@ -118,6 +118,7 @@ def test_what_the_reward_said_counts_once_a_session() -> None:
     columns = TensorDict({"reward_score": torch.tensor([0.0, 1.0, 0.5]), "num_turns": torch.tensor([1, 1, 1])}, batch_size=[3])
     extra = NonTensorStack(*({"reward_extra_info": {"close": close}} for close in (9, 1, 0)))
     columns.set("extra_fields", extra)
+    columns.set("token_versions", ragged([torch.zeros(4, dtype=torch.int32)] * 3))
     metrics = batch_metrics_stage().compute(columns, meta("a_0_0", "a_0_1", "a_1_0", response_len=4), CONTEXT).metrics
     assert (metrics["critic/score/mean"], metrics["critic/score/min"]) == (0.75, 0.5)
     assert metrics["reward/close"] == 0.5
@@ -130,19 +131,34 @@ def test_padding_rows_are_outside_every_number() -> None:
         "extra_fields",
         NonTensorStack({"reward_extra_info": {"close": 1}}, {"reward_extra_info": {}}, {"reward_extra_info": {"close": 9}}),
     )
+    columns.set("token_versions", ragged([torch.tensor(row, dtype=torch.int32) for row in ([1, -1, 2], [0], [7, 7])]))
     real = meta("a_0_0", "a_1_0")
-    padded = KVBatchMeta(
-        partition_id="train",
-        keys=(*real.keys, "a_2_0"),
-        tags=(
-            {**real.tags[0], "min_global_steps": 1},
-            {**real.tags[1], "min_global_steps": 0},
-            {**real.tags[0], "is_padding": True, "response_len": 99, "min_global_steps": -9},
-        ),
-    )
+    padding = {**real.tags[0], "is_padding": True, "response_len": 99}
+    padded = KVBatchMeta(partition_id="train", keys=(*real.keys, "a_2_0"), tags=(*real.tags, padding))
     metrics = batch_metrics_stage().compute(columns, padded, replace(CONTEXT, version=2)).metrics
     assert metrics["critic/score/mean"] == 0.5
-    assert (metrics["training/staleness/mean"], metrics["training/staleness/max"]) == (1.5, 2.0)
+    assert (metrics["staleness/mean"], metrics["staleness/max"]) == (1.0, 2.0)
+    assert [metrics[f"staleness/share_{behind}"] for behind in (0, 1, 2)] == pytest.approx([1 / 3] * 3)
     assert metrics["num_turns/max"] == 3
     assert metrics["response_length/max"] == 3
     assert metrics["reward/close"] == pytest.approx(1)
+
+
+def test_staleness_is_of_policy_tokens() -> None:
+    """Behind the weights that train; a batch without any policy token has none."""
+    columns = TensorDict({"reward_score": torch.tensor([1.0]), "num_turns": torch.tensor([1])}, batch_size=[1])
+    columns.set("extra_fields", NonTensorStack({}))
+
+    def metrics_of(*versions: int) -> dict[str, float]:
+        columns.set("token_versions", ragged([torch.tensor(versions, dtype=torch.int32)]))
+        found = batch_metrics_stage().compute(columns, meta("a_0_0"), replace(CONTEXT, version=3)).metrics
+        return {name: value for name, value in found.items() if name.startswith("staleness/")}
+
+    spread = {"staleness/mean": 1.25, "staleness/max": 2.0}
+    assert metrics_of(-1, 1, 1, -1, -1, 2, 3) == {
+        **spread,
+        "staleness/share_0": 0.25,
+        "staleness/share_1": 0.25,
+        "staleness/share_2": 0.5,
+    }
+    assert metrics_of(-1, -1) == {}
