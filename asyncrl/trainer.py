@@ -119,7 +119,7 @@ class Trainer:
         await self._save()
 
     async def _save_after_failure(self) -> None:
-        """The weights are those of a version, unless an update was under way: what was learned need not be lost with what failed."""
+        """Unless an update was under way the weights are those of a step: what was learned need not be lost with what failed."""
         doing = self._doing
         try:
             if not self._is_updating:
