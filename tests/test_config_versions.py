@@ -99,7 +99,7 @@ def test_nothing_is_weighed_where_all_tokens_are_of_the_weights_that_train() -> 
 
 
 def test_the_default_is_written_down_and_is_nobody_elses() -> None:
-    """It is in the run's folder, loads again, counts as no choice of the user's, and does not leak into the defaults of other runs."""
+    """It is in the run's folder, loads again, counts as no choice of the user's, and does not leak into other runs."""
     run = run_with(trainer=ASYNC)
     tree = idle_keys.resolved(run)
     assert tree["algorithm"]["rollout_correction"]["rollout_is"] == "token"

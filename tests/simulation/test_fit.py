@@ -292,6 +292,14 @@ def test_a_last_line_without_its_end_is_passed_over(copy: Path, folder: Path) ->
 # --- steps ------------------------------------------------------------------------------------------------------------------------
 
 
+def test_the_first_step_of_a_life_is_compared_with_nothing(copy: Path) -> None:
+    """Though it is the next one, and the engine has done more until its end than in the life before."""
+    lines = lines_of(copy)
+    again = [{**line, "incarnation": 1, "engine/decode_s": line["engine/decode_s"] + 1000.0} for line in lines[5:]]
+    write_metrics(copy, [*lines[:5], *again])
+    assert [step.number for step in read_run(copy).steps] == [2, 3, 4, 5, 7, 8, 9, 10, 11, 12]
+
+
 def test_an_evaluation_between_two_steps_is_in_neither(copy: Path) -> None:
     lines = lines_of(copy)
     write_metrics(copy, [*lines[:4], {"step": 4, "wall_time": 0.0, "eval/greedy/success": 1.0}, *lines[4:]])

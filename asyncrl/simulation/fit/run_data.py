@@ -116,7 +116,8 @@ def _config_of(path: Path) -> TrainRun:
 
 
 def _step_lines(path: Path) -> list[dict[str, Json]]:
-    """In the order of the file. A line of an evaluation stays, as `{}`: what is between its neighbours is no step alone."""
+    """In the order of the file, a step that was done again after a restart twice: each time was measured. A line of an evaluation
+    stays, as `{}`: what is between its neighbours is no step alone."""
     lines: list[dict[str, Json]] = []
     for number, text in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         if not text.endswith(b"\n"):
@@ -142,7 +143,9 @@ def _without_evaluations(lines: list[dict[str, Json]]) -> list[dict[str, Json]]:
 
 def _step_of(before: dict[str, Json], line: dict[str, Json]) -> Step | None:
     """None where the run was taken up again between the two."""
-    if line["step"] != before["step"] + 1 or line.get("engine/decode_s", 0.0) < before.get("engine/decode_s", 0.0):
+    is_of_one_life = line.get("incarnation", 0) == before.get("incarnation", 0)
+    is_of_one_life = is_of_one_life and line.get("engine/decode_s", 0.0) >= before.get("engine/decode_s", 0.0)
+    if not is_of_one_life or line["step"] != before["step"] + 1:
         return None
     numbers = {name: float(value) for name, value in line.items() if isinstance(value, (int, float))}
     rates = {
