@@ -13,11 +13,12 @@ SMALLEST = {
     "advantages": "--rows 64 --tokens 64 --repeats 1 --all",
     "generate": "--repeats 1",
     "grpo_step": "--rounds 1 --threads 1",
+    "sample_latency": "--groups 32 --samples 2",
     "simulation": "--seeds 1 --repeats 1",
     "tool_loop": "--prompts 2 --gens 2 --turns 1 --latency 0.01 --repeats 1",
     "transfer_queue": "--rounds 1",
 }
-LONG = {"presets", "quickstart_control", "simulation_reality", "trace_cost"}
+LONG = {"async_vs_sync", "presets", "quickstart_control", "simulation_reality", "trace_cost"}
 """Whole trainings, on what `make train` leaves: `make presets` runs the first, people the others."""
 
 
