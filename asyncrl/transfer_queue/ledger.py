@@ -140,8 +140,8 @@ class Ledger:
         if held is None:
             return
         left, more = set(held.keys).difference(keys), set(keys).difference(held.keys, held.uids)
-        if left or more or self.is_done(step):
-            what = f"without its key {min(left)!r}" if left else f"with key {min(more)!r}" if more else "twice"
+        if left or more:
+            what = f"without its key {min(left)!r}" if left else f"with key {min(more)!r}"
             raise RecordError(f"step {step} cannot be retired {what}: its record has {len(held.keys)} keys")
         early = min(number for number in self.records if not self.is_done(number))
         if early < step:

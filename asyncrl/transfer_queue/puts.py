@@ -54,7 +54,7 @@ def put(state: State, lease: Lease, what: Put) -> list[Op]:
 
 def admit(state: State, lease: GroupLease, prompt: Put, cursor: int) -> list[Op]:
     if state.is_known(lease.uid):
-        raise StaleLeaseError(f"group {lease.uid!r} cannot be admitted: it was before, and would be counted twice")
+        raise StaleLeaseError(f"group {lease.uid!r} cannot be admitted again: it would be counted twice")
     if cursor < state.ledger.counters["cursor"]:
         raise StoreError(
             f"group {lease.uid!r} cannot be admitted at cursor {cursor}: the feed is at {state.ledger.counters['cursor']}"

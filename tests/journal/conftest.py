@@ -233,7 +233,7 @@ class History:
                 uids=tuple(draw(st.lists(UIDS, max_size=2))),
                 keys=tuple(draw(st.lists(st.text(max_size=3), max_size=2))),
                 row_ids=tuple(self._some(30)) if self.rows else (),
-                is_retired=draw(st.booleans()),
+                tries=draw(SMALL),
             )
         )
 

@@ -29,12 +29,12 @@ def journal_path() -> Iterator[Path]:
         yield Path(folder) / "journal.db"
 
 
-def meant(entries: Sequence[Entry], *, incarnation: int) -> Saved:
+def meant(entries: Sequence[Entry], *, incarnation: int, weights_step: int = 0) -> Saved:
     """What a journal of these entries gives back."""
     saved = Saved(incarnation=incarnation)
     for entry in entries:
         saved.apply(entry)
-    return MemoryJournal(saved=saved).load()
+    return MemoryJournal(saved=saved).load(weights_step)
 
 
 @given(data=st.data(), sync=st.sampled_from(["normal", "full"]))
@@ -45,7 +45,9 @@ def test_what_comes_back_is_what_the_operations_mean(make_history: MakeHistory, 
 
     async def write(path: Path, entries: Sequence[Entry]) -> None:
         journal = await asyncio.to_thread(open_journal, path, sync=sync)
-        assert journal.load() == meant(written, incarnation=opened)
+        weights_step = data.draw(st.integers(0, 5))
+        found = meant(written, incarnation=opened, weights_step=weights_step)
+        assert (journal.load(weights_step), journal.steps()) == (found, found.steps)
         acknowledged = [journal.append(entry, synced=data.draw(st.booleans())) for entry in entries]
         await asyncio.gather(*acknowledged)
         written.extend(entries)

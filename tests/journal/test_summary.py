@@ -52,8 +52,8 @@ def lease(uid: str, session_id: int | None, *, is_open: bool = True) -> LeaseEnt
 
 def history(make: SimpleNamespace) -> list[Entry]:
     turn = {"responses": (Header(kind="ragged", dtype="int64"), memoryview(bytes(80)))}
-    retired = StepRecord(step=2, partition_id="train", uids=("p1",), keys=("u3_0_0",), row_ids=(1, 3), is_retired=True)
-    recorded = StepRecord(step=3, partition_id="train", uids=("p2",), keys=("u4_0_0",), row_ids=(2, 4))
+    retired = StepRecord(step=2, partition_id="train", uids=("p1",), keys=("u3_0_0",), row_ids=(1, 3), tries=0)
+    recorded = StepRecord(step=3, partition_id="train", uids=("p2",), keys=("u4_0_0",), row_ids=(2, 4), tries=2)
     return [
         [PutRows([prompt(1, "finished"), prompt(2, "finished"), prompt(9, "running"), prompt(10, "[pending]", "val")])],
         make.whole(3, bytes(100)),
@@ -64,6 +64,7 @@ def history(make: SimpleNamespace) -> list[Entry]:
         [PutTurn("p9", 0, 1, turn)],
         [PutRecord(retired), PutRecord(recorded)],
         [PutCounters({"cursor": 7, "admitted": 6, "dropped/no_signal": 1, "purged_step": 1, "purged_groups": 2})],
+        [PutCounters({"evaluated": 2, "failed_row/7": 1, "failed_row/30": 2})],
         [RemoveRows([5])],
     ]
 
@@ -77,9 +78,10 @@ def check(folder: Path) -> None:
     assert (val.groups, val.fields) == ({"[pending]": 1}, {})
     assert (found.open_groups, found.open_sessions) == (1, 1)
     assert (found.half_done_sessions, found.turns) == (1, 2)
-    assert (found.recorded, found.retired, found.purged_step) == ([3], [2], 1)
+    assert (found.recorded, found.retired, found.purged_step, found.tries) == ([3], [2], 1, {3: 2})
     assert (found.cursor, found.admitted, found.trained, found.dropped, found.open) == (7, 6, 3, {"no_signal": 1}, 2)
     assert (found.incarnation, found.sync) == (0, "full")
+    assert (found.evaluated, found.failed_rows) == (2, {7: 1, 30: 2})
 
 
 def test_the_numbers_are_the_same_beside_the_writer_and_afterwards(
@@ -110,6 +112,8 @@ def test_the_command_prints_a_table_or_json(
     assert (code, err) == (0, "")
     assert "6 admitted = 3 trained + 1 dropped (1 no_signal) + 2 open" in out
     assert "val: 1 [pending]" in out
+    assert "recorded 3 (step 3 begun 2 times), retired 2, purged up to 1" in out
+    assert "up to version 2" in out
     assert [line for line in out.splitlines() if line != line.rstrip()] == []
     code, out, _ = run(monkeypatch, capsys, str(path.parent), "--json")
     assert json.loads(out)["partitions"]["train"]["fields"] == {"responses": {"values": 2, "bytes": 150}}

@@ -47,7 +47,8 @@ def look_at(queue: TransferQueue, *, is_durable: bool = False) -> dict[str, Any]
         "leases": {uid: sorted(state.leases.entries(uid), key=repr) for uid in state.leases.uids},
         "turns": {session: [_turn(turn) for turn in state.ledger.turns(*session)] for session in state.ledger.sessions},
         "records": dict(state.ledger.records),
-        "counters": {name: value for name, value in state.ledger.counters.items() if value},
+        "weights": queue.weights_step,
+        "counters": {name: value for name, value in state.ledger.counters.items() if value or name == "evaluated"},
         "row ids": repr(state.row_ids),
     }
     if not is_durable:
@@ -80,24 +81,29 @@ class House:
         self._stack = AsyncExitStack()
         self.queue = TransferQueue()
 
-    async def enter(self) -> None:
+    async def enter(self, weights_step: int = 0) -> None:
         if self._kind == "model":
-            self.queue = TransferQueue(self._journal, self._journal.load())
+            self.queue = TransferQueue(self._journal, self._journal.load(weights_step), weights_step=weights_step)
         elif self._kind == "sqlite":
-            self.queue = await self._stack.enter_async_context(open_queue(self._path, world=RealWorld()))
+            opening = open_queue(self._path, world=RealWorld(), weights_step=weights_step)
+            self.queue = await self._stack.enter_async_context(opening)
 
     async def leave(self) -> None:
         await self._stack.aclose()
         self._journal = self._journal.crash()
 
-    async def reopen(self) -> TransferQueue:
-        """The process ends and the next one opens what is left: the same, but for what stages wrote and the leases of steps."""
-        before = look_at(self.queue, is_durable=True)
-        incarnation = self.queue.incarnation
+    async def reopen(self, weights_step: int | None = None) -> TransferQueue:
+        """The process ends and the next one opens what is left: the same, but for what stages wrote and the leases of steps.
+
+        weights_step: of the next one's weights; None: those that this one had.
+        """
+        before, incarnation = look_at(self.queue, is_durable=True), self.queue.incarnation
+        step = before["weights"] if weights_step is None else weights_step
         await self.leave()
-        await self.enter()
-        assert look_at(self.queue, is_durable=True) == before
-        assert self.queue.incarnation == incarnation + 1
+        await self.enter(step)
+        if step == before["weights"]:
+            assert look_at(self.queue, is_durable=True) == before
+        assert (self.queue.incarnation, self.queue.weights_step) == (incarnation + 1, step)
         return self.queue
 
 
@@ -126,8 +132,8 @@ def queue(house: House) -> TransferQueue:
 
 
 @pytest.fixture
-def reopen(house: House) -> Callable[[], Awaitable[TransferQueue]]:
-    """`queue = await reopen()`; for tests with `durable`."""
+def reopen(house: House) -> Callable[..., Awaitable[TransferQueue]]:
+    """`queue = await reopen()`, or `await reopen(2)` with weights of step 2; for tests with `durable`."""
     assert house.is_durable
     return house.reopen
 
@@ -168,15 +174,15 @@ class HandJournal:
         self._fails_at = fails_at
         self._is_by_hand = is_by_hand
 
-    def load(self) -> Saved:
-        return self.first(len(self.entries))
+    def load(self, weights_step: int = 0) -> Saved:
+        return MemoryJournal(saved=self.first(len(self.entries))).load(weights_step)
 
     def first(self, count: int) -> Saved:
         """What was there before, and the first entries since."""
         saved = copy.deepcopy(self._saved)
         for entry in self.entries[:count]:
             saved.apply(entry)
-        return MemoryJournal(saved=saved).load()
+        return saved
 
     def append(self, entry: Entry, *, synced: bool = False) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
@@ -210,8 +216,10 @@ class HandJournal:
         self.waiting.clear()
 
     def next_queue(self, count: int | None = None) -> TransferQueue:
-        """The store that the next process opens, of all entries or the first `count`."""
-        return TransferQueue(HandJournal(), self.load() if count is None else self.first(count))
+        """The store that the next process opens, of all entries or the first `count`, with the weights that this one has then."""
+        saved = self.first(len(self.entries) if count is None else count)
+        weights_step = max((step for step, record in saved.records.items() if not record.tries), default=saved.steps.purged)
+        return TransferQueue(HandJournal(), MemoryJournal(saved=saved).load(weights_step), weights_step=weights_step)
 
     def stats(self) -> dict[str, float]:
         return {}
@@ -238,7 +246,7 @@ async def furnish(queue: TransferQueue) -> None:
     a session under way with one turn and a row, and `p` is a prompt alone."""
     for number, uid in enumerate("abdcp"):
         group = GroupLease(uid=uid)
-        tag: dict[str, bool | str] = {"is_prompt": True, "status": "running"}
+        tag: dict[str, bool | str | int] = {"is_prompt": True, "status": "running", "row": 10 + number}
         await queue.admit(group, partition_id="train", cursor=number + 1, tag=tag, fields={"raw_prompt": [uid]})
         if uid == "p":
             break
@@ -260,7 +268,17 @@ async def furnish(queue: TransferQueue) -> None:
     await queue.retire(["a_0_0", "a_0_1"], partition_id="train", step=1, lease=StepLease(step=1))
 
 
-Verb = Callable[[TransferQueue], Awaitable[None]]
+async def _admit(queue: TransferQueue) -> None:
+    await queue.admit(GroupLease(uid="e"), partition_id="train", cursor=6, tag={"n": 1}, fields=PROMPT)
+
+
+async def _reopen_group(queue: TransferQueue) -> None:
+    sessions, kept = queue.reopen_group(GroupLease(uid="c", incarnation=1), partition_id="train", tag={"n": 1})
+    assert sessions == [SessionLease(uid="c", session_id=0, incarnation=1)]
+    await kept
+
+
+Verb = Callable[[TransferQueue], Awaitable[object]]
 C0, ROW, PROMPT = SessionLease(uid="c", session_id=0), {"responses": [7]}, {"raw_prompt": ["e"]}
 VERBS: dict[str, Verb] = {
     "open group": lambda queue: queue.open_lease(GroupLease(uid="e")),
@@ -274,18 +292,24 @@ VERBS: dict[str, Verb] = {
     "close session": lambda queue: queue.close_lease(C0),
     "put": lambda queue: queue.kv_put("c_0_1", partition_id="train", lease=C0, fields=ROW, tag={"n": 1}),
     "put batch": lambda queue: queue.kv_batch_put(["c_0_0", "c_0_1"], partition_id="train", lease=C0, tags=[{"n": 1}, {"n": 2}]),
-    "admit": lambda queue: queue.admit(GroupLease(uid="e"), partition_id="train", cursor=6, tag={"n": 1}, fields=PROMPT),
+    "admit": _admit,
+    "reopen group": _reopen_group,
     "put turn": lambda queue: queue.put_turn(C0, 1, ROW),
     "settle session": lambda queue: queue.settle_session(C0, partition_id="train", keys=["c_0_1"], tags=[{"n": 1}]),
     "settle last session": lambda queue: queue.settle_session(C0, partition_id="train", group_tag={"status": "failure"}),
+    "settle session with a tag": lambda queue: queue.settle_session(
+        C0, partition_id="train", group_tag={"failure": "x"}, ends_group=False
+    ),
     "settle group": lambda queue: queue.settle_group(GroupLease(uid="c"), partition_id="train", tag={"status": "failure"}),
     "record": lambda queue: queue.record(3, ["d_0_0", "d_0_1"], partition_id="train"),
+    "record again": lambda queue: queue.record(2, ["b_0_0", "b_0_1"], partition_id="train"),
     "retire": lambda queue: queue.retire(["b_0_0", "b_0_1"], partition_id="train", step=2, lease=StepLease(step=2)),
     "purge": lambda queue: queue.purge(1),
-    "start over": lambda queue: queue.start_over(step=1, cursor=2),
+    "note evaluation": lambda queue: queue.note_evaluation(0),
     "clear": lambda queue: queue.kv_clear(["c"], partition_id="train"),
     "clear a trajectory": lambda queue: queue.kv_clear(["c_0_0"], partition_id="train"),
     "drop": lambda queue: queue.drop(["d", "p"], partition_id="train", reason="no_signal"),
+    "drop failures": lambda queue: queue.drop(["d", "p"], partition_id="train", reason="failure"),
 }
 """Each changes a furnished store, and what its journal keeps."""
 UNJOURNALED: dict[str, Verb] = {

@@ -49,13 +49,15 @@ async def test_a_verb_is_one_entry_which_means_what_it_did(verb: Verb, journal: 
     assert look(journal.next_queue(), is_durable=True) == look(journaled, is_durable=True)
 
 
-async def test_only_records_and_a_new_start_are_synced(journal: Any, journaled: TransferQueue) -> None:
+async def test_only_records_evaluations_and_what_asks_for_it_are_synced(journal: Any, journaled: TransferQueue) -> None:
     count = len(journal.synced)
     assert count == 2
     await journaled.record(3, ["d_0_0", "d_0_1"], partition_id="train")
-    await journaled.start_over(step=1, cursor=1)
+    await journaled.sync()
+    await journaled.note_evaluation(1)
     await journaled.open_lease(GroupLease(uid="e"))
-    assert journal.synced[count:] == [len(journal.entries) - 2, len(journal.entries) - 1]
+    last = len(journal.entries)
+    assert journal.synced[count:] == [last - 3, last - 2, last - 1]
 
 
 async def test_what_is_refused_or_read_leaves_no_entry(journal: Any, journaled: TransferQueue) -> None:
@@ -66,7 +68,7 @@ async def test_what_is_refused_or_read_leaves_no_entry(journal: Any, journaled: 
         journaled.open_lease(stale),
         journaled.purge(2),
         journaled.kv_clear(["b"], partition_id="train"),
-        journaled.record(9, ["c_0_0"], partition_id="train"),
+        journaled.record(9, ["d_0_0", "d_0_1"], partition_id="train"),
         journaled.put_turn(SessionLease(uid="c", session_id=0), 7, {}),
     ):
         with pytest.raises(StoreError):
@@ -154,8 +156,8 @@ async def test_everybody_who_waits_is_told_of_a_failure(hand_journal: MakeJourna
 async def test_a_journal_that_never_answers_is_named_by_its_deadline(
     verb: Verb, journal: Any, journaled: TransferQueue, hand_journal: MakeJournal, look: Look
 ) -> None:
-    silent = hand_journal(saved=journal.load(), is_by_hand=True)
-    queue = TransferQueue(silent, silent.load(), commit_timeout_s=0.005)
+    silent = hand_journal(saved=journal.first(len(journal.entries)), is_by_hand=True)
+    queue = TransferQueue(silent, silent.load(1), commit_timeout_s=0.005, weights_step=1)
     await queue.open_lease(StepLease(step=2))
     before = look(queue, is_durable=True)
     with pytest.raises(DeadlineError, match=r"the journal did not acknowledge within store.commit_timeout_s = 0.005 s"):

@@ -22,16 +22,16 @@ async def put(queue: TransferQueue, key: str, lease: SessionLease, value: int = 
     await queue.kv_put(key, partition_id="train", lease=lease, fields={"responses": [value] * 3}, tag={"n": value})
 
 
-async def begin(*verbs: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
+async def begin(*verbs: Coroutine[Any, Any, object]) -> list[asyncio.Task[object]]:
     """Each has acted; with a journal none has returned."""
-    tasks = []
+    tasks: list[asyncio.Task[object]] = []
     for verb in verbs:
         tasks.append(asyncio.create_task(verb))
         await asyncio.sleep(0)
     return tasks
 
 
-async def outcomes(tasks: list[asyncio.Task[None]]) -> list[type | None]:
+async def outcomes(tasks: list[asyncio.Task[object]]) -> list[type | None]:
     return [None if result is None else type(result) for result in await asyncio.gather(*tasks, return_exceptions=True)]
 
 
@@ -153,13 +153,13 @@ async def test_a_get_that_began_before_a_clear_is_whole(queue: TransferQueue, op
 async def test_of_two_steps_at_once_that_want_a_group_one_gets_it(furnished: TransferQueue) -> None:
     keys = ["d_0_0", "d_0_1"]
     tasks = await begin(*[furnished.record(step, keys, partition_id="train") for step in (3, 4)])
-    assert await outcomes(tasks) == [None, RecordError]
+    assert await outcomes(tasks) == [int, RecordError]
 
 
 async def test_a_clear_and_a_record_at_once(furnished: TransferQueue) -> None:
     keys = ["d_0_0", "d_0_1"]
     tasks = await begin(furnished.record(3, keys, partition_id="train"), furnished.kv_clear(["d"], partition_id="train"))
-    assert await outcomes(tasks) == [None, RecordError]
+    assert await outcomes(tasks) == [int, RecordError]
 
 
 async def test_a_clear_just_before_a_record(furnished: TransferQueue) -> None:
@@ -175,7 +175,10 @@ async def test_two_takers_of_one_session_are_one(queue: TransferQueue, open_sess
 
 
 async def test_two_admissions_of_one_group_are_one(queue: TransferQueue) -> None:
-    admissions = [queue.admit(GroupLease(uid="a"), partition_id="train", cursor=1, tag={"n": 1}) for _ in range(3)]
+    async def admit() -> None:
+        await queue.admit(GroupLease(uid="a"), partition_id="train", cursor=1, tag={"n": 1})
+
+    admissions = [admit() for _ in range(3)]
     assert await outcomes(await begin(*admissions)) == [None, StaleLeaseError, StaleLeaseError]
     assert queue.stats()["ledger/admitted"] == 1
 

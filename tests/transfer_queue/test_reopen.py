@@ -229,10 +229,11 @@ async def test_power_takes_what_came_after_the_last_sync(is_full_sync: bool, fur
     synced = look(queue, is_durable=True)
     await queue.kv_clear(["p"], partition_id="train")
     left = journal.lose_power()
-    assert look(TransferQueue(left, left.load()), is_durable=True) == (look(queue, is_durable=True) if is_full_sync else synced)
-    await queue.start_over(step=1, cursor=1)
+    found = look(TransferQueue(left, left.load(1), weights_step=1), is_durable=True)
+    assert found == (look(queue, is_durable=True) if is_full_sync else synced)
+    await queue.sync()
     left = journal.lose_power()
-    assert look(TransferQueue(left, left.load()), is_durable=True) == look(queue, is_durable=True)
+    assert look(TransferQueue(left, left.load(1), weights_step=1), is_durable=True) == look(queue, is_durable=True)
 
 
 # --- damage

@@ -91,7 +91,11 @@ ENDS: dict[str, tuple[Callable[[TransferQueue, SessionLease], Awaitable[None]], 
     "clear prompt": (lambda queue, _: queue.kv_clear(["a"], partition_id="train"), 0),
     "clear its key": (lambda queue, _: queue.kv_clear(["a_0_0"], partition_id="train"), 2),
     "drop": (lambda queue, _: queue.drop(["a"], partition_id="train", reason="x"), 0),
-    "start over": (lambda queue, _: queue.start_over(step=0, cursor=0), 0),
+    "settle with a tag": (
+        lambda queue, lease: queue.settle_session(lease, partition_id="train", group_tag={"n": 1}, ends_group=False),
+        2,
+    ),
+    "reopened": (lambda queue, _: queue.reopen_group(GroupLease(uid="a", incarnation=1), partition_id="train")[1], 4),
     "other group cleared": (lambda queue, _: queue.kv_clear(["a_1"], partition_id="train"), 4),
     "taken over": (lambda queue, _: queue.open_lease(GroupLease(uid="a", incarnation=1)), 4),
 }
