@@ -21,8 +21,13 @@ from asyncrl.transfer_queue import TransferQueue
 UID = "u"
 KEYS = (f"{UID}_0_0", f"{UID}_1_0")
 REASON = "<reason>"
-READS = ("kv_batch_get", "kv_turns", "kv_list", "kv_watch", "describe", "stats")
+READS = (
+    *("kv_batch_get", "kv_turns", "kv_list", "kv_watch", "groups_under_way", "recorded", "counters", "failed_rows"),
+    *("describe", "stats"),
+)
 """Verbs that change nothing."""
+RESTART = "restart"
+"""No verb: the process ends, and the next one opens the store with the weights of a step."""
 STATES = ("[*]", "under_way", "settled", "recorded", "retired")
 """Of a group in the store: not there, its lease open, nobody writes any more, a step trains on it, that step is done."""
 
@@ -34,8 +39,8 @@ _LEASES: dict[type, str] = {GroupLease: "group", SessionLease: "session", StepLe
 class NotingJournal(MemoryJournal):
     """Notes the entries of the last call."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named)
         self.noted: list[tuple[Entry, bool]] = []
 
     def append(self, entry: Entry, *, synced: bool = False) -> "asyncio.Future[None]":
@@ -58,11 +63,11 @@ class Sight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of a verb: under whose lease, from what to what, and what the journal was given."""
+    """One call of a verb: under whose lease, from what to what, and what the journal was given. Or a restart."""
 
     verb: str
     step: int | None
-    """Of a call that names one beside the lease."""
+    """Of a call that names one beside the lease; of a restart, that of the weights."""
     by: str
     before: Sight
     after: Sight
@@ -85,12 +90,20 @@ class Life:
         lease = next((each for each in (*arguments, *named.values()) if isinstance(each, Lease)), None)
         before = await self._sight()
         self.journal.noted.clear()
-        await getattr(self.queue, verb)(*arguments, **named)
+        await _kept(getattr(self.queue, verb)(*arguments, **named))
         ops = tuple(op for entry, _ in self.journal.noted for op in entry)
         is_synced = any(synced for _, synced in self.journal.noted)
         by = "" if lease is None else _LEASES[type(lease)]
         after, step = await self._sight(), named.get("step")
         self.calls.append(Call(verb=verb, step=step, by=by, before=before, after=after, ops=ops, is_synced=is_synced))
+
+    async def restart(self, weights_step: int) -> None:
+        """The process ends; the next one has the weights of a step."""
+        before = await self._sight()
+        self.journal = NotingJournal(disk=self.journal.disk)
+        self.queue = TransferQueue(self.journal, self.journal.load(weights_step), weights_step=weights_step)
+        after = await self._sight()
+        self.calls.append(Call(verb=RESTART, step=weights_step, by="", before=before, after=after, ops=(), is_synced=False))
 
     async def _sight(self) -> Sight:
         saved, stats = self.journal.saved, self.queue.stats()
@@ -110,10 +123,15 @@ class Life:
         saved = self.journal.saved
         record = next((record for record in saved.records.values() if UID in record.uids), None)
         if record is not None:
-            return "retired" if record.is_retired else "recorded"
+            return "retired" if record.step <= self.queue.weights_step else "recorded"
         if (UID, None) in saved.leases:
             return "under_way"
         return "settled" if is_visible else "[*]"
+
+
+async def _kept(answer: Any) -> None:
+    """Wait for what a verb gives: itself, or the last part of it, is done when it is kept."""
+    await (answer[-1] if isinstance(answer, tuple) else answer)
 
 
 # --- living -----------------------------------------------------------------------------------------------------------------------
@@ -214,35 +232,46 @@ async def taken_over(life: Life) -> None:
     await life.do("close_lease", later)
 
 
-async def begun_anew(life: Life) -> None:
+async def gone_on_with(life: Life) -> None:
+    """The process ends; the next one goes on with the session that had not settled."""
     await begin(life)
-    await life.do("start_over", step=0, cursor=0)
+    await life.restart(0)
+    await life.do("reopen_group", GroupLease(uid=UID, incarnation=1), partition_id=TRAIN)
+    last = SessionLease(uid=UID, session_id=1, incarnation=1)
+    await life.do("settle_session", last, **_rows(1), group_tag={"status": "finished"})
 
 
-async def settled_anew(life: Life) -> None:
+async def settled_restart(life: Life) -> None:
     await settle(life)
-    await life.do("start_over", step=0, cursor=0)
+    await life.restart(0)
 
 
-async def recorded_anew(life: Life) -> None:
-    await settle(life)
-    await take_step(life)
-    await life.do("start_over", step=0, cursor=0)
-
-
-async def retired_anew(life: Life) -> None:
+async def recorded_restart(life: Life) -> None:
     await settle(life)
     await take_step(life)
-    await retire(life)
-    await life.do("start_over", step=0, cursor=0)
+    await life.restart(0)
+    await take_step(life, StepLease(step=1, incarnation=1))
 
 
-async def retired_before(life: Life) -> None:
-    """The checkpoint is of the group's own step: what it taught is in the weights."""
+async def retired_restart(life: Life) -> None:
+    """The newest checkpoint is older than the group's step: it is done again, with the same rows."""
     await settle(life)
     await take_step(life)
     await retire(life)
-    await life.do("start_over", step=1, cursor=1)
+    await life.restart(0)
+    again = StepLease(step=1, incarnation=1)
+    await take_step(life, again)
+    await retire(life, again)
+
+
+async def learned_restart(life: Life) -> None:
+    """The checkpoint is of the group's own step: what it taught is in the weights, and its version is evaluated."""
+    await settle(life)
+    await take_step(life)
+    await retire(life)
+    await life.do("note_evaluation", 1)
+    await life.do("sync")
+    await life.restart(1)
 
 
 LIVES = (
@@ -254,11 +283,11 @@ LIVES = (
     cleared,
     cleared_early,
     taken_over,
-    begun_anew,
-    settled_anew,
-    recorded_anew,
-    retired_anew,
-    retired_before,
+    gone_on_with,
+    settled_restart,
+    recorded_restart,
+    retired_restart,
+    learned_restart,
 )
 
 

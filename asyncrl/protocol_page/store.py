@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from asyncrl.journal.entries import Op, PutCounters
-from asyncrl.protocol_page.lives import STATES, Call, all_calls, verbs
+from asyncrl.protocol_page.lives import RESTART, STATES, Call, all_calls, verbs
 from asyncrl.protocol_page.tables import docstring_of, mermaid
 from asyncrl.reference import markdown
 from asyncrl.transfer_queue import TransferQueue
 
-ENDINGS = ("drop", "kv_clear", "retire", "purge", "revive", "start_over")
+ENDINGS = ("drop", "kv_clear", "retire", "purge", "revive", RESTART)
 
 
 def life_diagram() -> str:
@@ -21,7 +21,7 @@ def life_diagram() -> str:
     edges: dict[tuple[str, str], dict[str, None]] = {}
     for call in all_calls():
         start, end = call.before.state, call.after.state
-        if start != end or call.verb in ("put_turn", "settle_session", "revive"):
+        if start != end or call.verb in ("put_turn", "settle_session", "revive", "reopen_group"):
             edges.setdefault((start, end), {})[call.verb] = None
         elif call.by == "step" and call.verb == "kv_batch_put":
             edges.setdefault((start, end), {})["stages"] = None
@@ -31,7 +31,8 @@ def life_diagram() -> str:
 def verbs_table() -> str:
     """One line a verb and lease; not those that only read."""
     rows: dict[tuple[str, str], list[Call]] = {}
-    for call in sorted(all_calls(), key=lambda call: (verbs().index(call.verb), call.by)):  # group, session, step
+    calls = [call for call in all_calls() if call.verb != RESTART]
+    for call in sorted(calls, key=lambda call: (verbs().index(call.verb), call.by)):  # group, session, step
         rows.setdefault((call.verb, call.by), []).append(call)
     told_rows = [(verb, by or "-", _first_sentence(verb), *_transaction(calls)) for (verb, by), calls in rows.items()]
     return markdown(("verb", "lease", "what it does", "its transaction", "synced"), told_rows)
@@ -74,7 +75,7 @@ def _effect(call: Call) -> tuple[str, ...]:
     before, after = call.before, call.after
     changed = [name for name in after.counters if after.counters[name] != before.counters.get(name, 0)]
     return (
-        f"start_over(step={call.step})" if call.verb == "start_over" else call.verb,
+        f"restart at step {call.step}" if call.verb == RESTART else call.verb,
         before.state.replace("_", " ") + (" in step 1" if before.state in ("recorded", "retired") else ""),
         _change(before.num_visible, after.num_visible),
         _change(before.stage_fields, after.stage_fields),

@@ -17,15 +17,15 @@ def test_the_diagram_shows_the_whole_life() -> None:
     drawn = dict(re.findall(r"(\S+ --> \S+) : (.+)", store.life_diagram()))
     assert {edge: set(labels.split(", ")) for edge, labels in drawn.items()} == {
         "[*] --> under_way": {"admit"},
-        "under_way --> under_way": {"put_turn", "settle_session"},
+        "under_way --> under_way": {"put_turn", "settle_session", "reopen_group"},
         "under_way --> settled": {"settle_session", "settle_group", "close_lease"},
         "settled --> recorded": {"record"},
         "recorded --> recorded": {"stages", "revive"},
         "recorded --> retired": {"retire"},
-        "retired --> [*]": {"purge", "start_over"},
-        "under_way --> [*]": {"drop", "kv_clear", "start_over"},
-        "settled --> [*]": {"drop", "kv_clear", "start_over"},
-        "recorded --> [*]": {"start_over"},
+        "retired --> [*]": {"purge"},
+        "retired --> recorded": {"restart"},
+        "under_way --> [*]": {"drop", "kv_clear"},
+        "settled --> [*]": {"drop", "kv_clear"},
     }
 
 
@@ -52,7 +52,7 @@ def test_admitted_is_dropped_and_purged_and_open_at_any_time() -> None:
 
 
 def test_what_goes_for_good_leaves_nothing() -> None:
-    for call in [*of("drop"), *of("kv_clear"), *of("purge"), *[call for call in of("start_over") if not call.step]]:
+    for call in [*of("drop"), *of("kv_clear"), *of("purge")]:
         after = call.after
         assert (after.num_visible, after.num_kept, after.num_leases, after.num_turns) == (0, 0, 0, 0), call
 
@@ -62,6 +62,20 @@ def test_retired_rows_are_hidden_and_kept_and_revived_ones_neither() -> None:
     assert (retired.before.num_visible, retired.after.num_visible, retired.after.num_kept) == (3, 0, 3)
     assert (revived.after.num_visible, revived.before.stage_fields, revived.after.stage_fields) == (3, 2, 0)
     assert revived.after.state == "recorded"
+
+
+def test_a_restart_with_older_weights_gives_the_rows_back_and_keeps_what_was_under_way() -> None:
+    found = {(call.before.state, call.step): call for call in of("restart")}
+    assert {key: call.after.state for key, call in found.items()} == {
+        ("under_way", 0): "under_way",
+        ("settled", 0): "settled",
+        ("recorded", 0): "recorded",
+        ("retired", 0): "recorded",
+        ("retired", 1): "retired",
+    }
+    assert all(call.before.num_kept == call.after.num_kept for call in found.values())
+    assert (found["under_way", 0].after.num_turns, found["recorded", 0].after.stage_fields) == (1, 0)
+    assert (found["retired", 0].after.num_visible, found["retired", 1].after.num_visible) == (3, 0)
 
 
 def test_the_callers_are_found() -> None:
