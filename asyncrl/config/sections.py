@@ -180,7 +180,7 @@ class ReplayConfig(Section):
     max_filtered_groups_in_a_row: Positive = 1024
     """Groups that algorithm.filter_groups drops, with none kept in between, after which the run ends."""
     failed_groups: Literal["refill", "train_partial", "abort"] = "refill"
-    """A group with a failed session: replaced by the next rows, trained with the sessions that finished, or the end of the run."""
+    """A group with a failed session: replaced, trained with those that finished where these are two or more, or the run's end."""
     quarantine_after: Count = 3
     """Failed groups of one dataset row after which it is left out. 0: never."""
 

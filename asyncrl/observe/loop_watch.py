@@ -55,7 +55,7 @@ class LoopWatch:
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self._set(loop)
-        self._thread = threading.Thread(target=self._watch, args=(loop, threading.get_ident()), name="loop watch", daemon=True)
+        self._thread = threading.Thread(target=self._watch, args=(loop, threading.get_ident()), name="loop-watch", daemon=True)
         self._thread.start()
         return self
 

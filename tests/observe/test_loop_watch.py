@@ -50,7 +50,7 @@ def a_caller_of_it(listener: Listener) -> None:
 
 
 def watch_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "loop watch"]
+    return [thread for thread in threading.enumerate() if thread.name == "loop-watch"]
 
 
 async def test_who_blocks_the_loop_is_named_once_a_block(listener: Listener) -> None:
