@@ -9,25 +9,30 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
+from asyncrl.agents.alarm import Alarm
+from asyncrl.agents.live import Live
+from asyncrl.agents.resuming import KeptTurn
 from asyncrl.agents.token_builder import TokenBuilder
 from asyncrl.agents.tool_calls import ToolCall, ToolCallFormat
-from asyncrl.agents.tool_runner import ToolAnswer, ToolRunner
+from asyncrl.agents.tool_runner import Outcome, ToolAnswer, ToolRunner
 from asyncrl.config import AgentConfig
 from asyncrl.errors import PromptTooLongError
 from asyncrl.observe.spans import NO_SPAN
 from asyncrl.ports import (
     GenerateRequest,
     Generation,
+    IncidentKind,
     Json,
     Prompt,
+    Report,
     RolloutEngine,
     SamplingParams,
     Span,
     SpanKind,
     Template,
     World,
+    ignore_incident,
 )
-from asyncrl.waiting import within
 
 
 class StopCause(StrEnum):
@@ -92,13 +97,23 @@ class SessionContext:
     request_timeout_s: float
     prompt_ids: tuple[int, ...]
     """The prompt, rendered once for all sessions of the group."""
+    live: Live
+    """What the session is at, for reports."""
+    report: Report = ignore_incident
     span: Span = NO_SPAN
     """The session's, for the trace."""
     keep_turn: KeepTurn | None = None
     """Where turns are kept until the session settles."""
+    kept: tuple[KeptTurn, ...] = ()
+    """Turns that were kept before a restart, for a loop with `can_resume`: the session goes on with the next one, or, when the last
+    of these had ended it, not at all."""
 
     def new_builder(self) -> TokenBuilder:
-        return TokenBuilder(self.prompt_ids, end_token_id=self.template.end_token_id)
+        """With the tokens of the kept turns."""
+        builder = TokenBuilder(self.prompt_ids, end_token_id=self.template.end_token_id)
+        for turn in self.kept:
+            builder.add_kept(turn.ids, turn.mask, turn.log_probs, turn.versions)
+        return builder
 
     def room(self, builder: TokenBuilder) -> int:
         """Tokens that the trajectory may still grow by: the smaller of its budget and what the engine's context holds."""
@@ -122,7 +137,8 @@ class SessionContext:
         """Sample into `builder`. `turn` counts from 0; `position` is where in the turn this call begins, when it continues one.
 
         The seed is (run, "sample", uid, session, turn), so that a retry samples the same; a continuation has its own, since an
-        engine counts the positions of each call from 0. Raises PromptTooLongError, EngineError, or DeadlineError.
+        engine counts the positions of each call from 0. Raises PromptTooLongError, EngineError, or DeadlineError when the engine
+        makes no step for `request_timeout_s`; the call itself may take as long as the session.
         """
         if max_tokens < 1:
             raise PromptTooLongError(
@@ -135,26 +151,46 @@ class SessionContext:
             sampling=replace(self.sampling, max_tokens=max_tokens, stop_token_ids=stop_token_ids, stop_strings=stop_strings),
             seed=self.world.seed(*parts, *(("position", position) if position else ())),
         )
-        limit_s = self.request_timeout_s
-        with self.span.span(SpanKind.TURN, f"turn {turn}") as span:
-            async with within(limit_s, lambda: f"generate call {request.request_id} took longer than {limit_s:g} s"):
+        self.live.turn = turn
+        with self.span.span(SpanKind.TURN, f"turn {turn}") as span, self.live.at("generate"):
+            async with Alarm(self.request_timeout_s, self._listen(request.request_id)):
                 generation = await self.engine.generate(request)
             if span.is_traced:
                 span.note(**_facts_of(request, generation))
         builder.add_sampled(generation)
         return generation
 
+    def _listen(self, request_id: str) -> Callable[[], str]:
+        """For the alarm: has the engine made a step since the last look? It looks once in `request_timeout_s`, so what stands is
+        told after one to two of them."""
+        heard = self.engine.beats
+
+        def look() -> str:
+            nonlocal heard
+            before, heard = heard, self.engine.beats
+            if heard > before:
+                return ""
+            limit = "rollout.request_timeout_s"
+            text = f"generate call {request_id}: the engine has made no step for {limit} = {self.request_timeout_s:g} s"
+            self.report(self.live.incident(IncidentKind.DEADLINE, "generate", text, limit=limit))
+            return text
+
+        return look
+
     async def keep(self, turn: int, builder: TokenBuilder, **state: Json) -> None:
         """Keep turn `turn` (from 0) with its tools' answers: the tokens that are new in `builder`, and what else the loop would
         need to go on after it. Returns when a crash can no longer take them."""
         if self.keep_turn is not None:
-            await self.keep_turn(turn, {**builder.take_new(), "extra_fields": state})
+            with self.live.at("keep"):
+                await self.keep_turn(turn, {**builder.take_new(), "extra_fields": state})
 
     async def call_tool(self, call: ToolCall, tools_kwargs: dict[str, Json]) -> ToolAnswer:
         """Run a tool. Raises infrastructure errors and cancellation only."""
-        with self.span.span(SpanKind.TOOL, call.name) as span:
+        with self.span.span(SpanKind.TOOL, call.name) as span, self.live.at(f"tool {call.name[:80]}"):
             answer = await self.tools.run(call, tools_kwargs)
             span.note(outcome=str(answer.outcome))
+            if answer.outcome is Outcome.TIMEOUT:
+                self.report(self.live.incident(IncidentKind.DEADLINE, "tool", answer.text, limit="agent.tool_timeout_s"))
         return answer
 
 
@@ -169,7 +205,10 @@ def _facts_of(request: GenerateRequest, generation: Generation) -> dict[str, Jso
 
 
 class AgentLoop(Protocol):
-    """One session of a prompt. Several outputs are several trajectories of the session (a forked history)."""
+    """One session of a prompt. Several outputs are several trajectories of the session (a forked history).
+
+    A loop that goes on from `context.kept` has an attribute `can_resume = True`; any other begins again after a restart.
+    """
 
     async def run(self, prompt: Prompt, context: SessionContext) -> list[AgentLoopOutput]:
         """What it raises fails the session; what the model does wrong is data on the trajectory."""

@@ -9,23 +9,29 @@ Invariants:
 """
 
 import asyncio
+import re
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from asyncrl.agents.guests import Guests
+from asyncrl.agents.live import Live
 from asyncrl.agents.loop import AgentLoop, AgentLoopOutput, KeepTurn, SessionContext
 from asyncrl.agents.registry import load_agent_loop
+from asyncrl.agents.resuming import KeptTurn
 from asyncrl.agents.tool_calls import ToolCallFormat, tool_call_format
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
-from asyncrl.errors import EmptySessionError, FieldError, PromptTooLongError
+from asyncrl.errors import DeadlineError, EmptySessionError, FieldError, PromptTooLongError, TaskEndedError
 from asyncrl.observe.spans import untraced
 from asyncrl.ports import (
     FailureClass,
+    IncidentKind,
     Json,
     Prompt,
+    Report,
     RewardRequest,
+    RewardResult,
     RewardScorer,
     RolloutEngine,
     SamplingParams,
@@ -34,6 +40,7 @@ from asyncrl.ports import (
     SpanKind,
     Template,
     World,
+    ignore_incident,
 )
 from asyncrl.waiting import is_asked_to_end
 from asyncrl.wording import first_of, message_of
@@ -80,10 +87,19 @@ class SessionParts:
     guests: Guests = field(default_factory=Guests)
     """The sessions under way; whoever made the parts closes them in the end."""
     session_span: SessionSpan = untraced
+    report: Report = ignore_incident
+    """Told of each deadline that passes in a session."""
 
-    def context(self, session_id: int, prompt_ids: tuple[int, ...], span: Span, keep_turn: KeepTurn | None) -> SessionContext:
+    def context(
+        self,
+        live: Live,
+        prompt_ids: tuple[int, ...],
+        span: Span,
+        keep_turn: KeepTurn | None,
+        kept: tuple[KeptTurn, ...] = (),
+    ) -> SessionContext:
         return SessionContext(
-            session_id=session_id,
+            session_id=live.session_id,
             engine=self.engine,
             template=self.template,
             tools=self.tools,
@@ -94,8 +110,11 @@ class SessionParts:
             max_response_length=self.run.data.max_response_length,
             request_timeout_s=self.run.rollout.request_timeout_s,
             prompt_ids=prompt_ids,
+            live=live,
+            report=self.report,
             span=span,
             keep_turn=keep_turn,
+            kept=kept,
         )
 
 
@@ -109,6 +128,7 @@ def session_parts(
     world: World,
     sampling: SamplingParams | None = None,
     session_span: SessionSpan = untraced,
+    report: Report = ignore_incident,
 ) -> SessionParts:
     """The shared parts by configuration. `sampling` None: that of training. Raises ConfigError for an unknown loop or format."""
     rollout = run.rollout
@@ -124,6 +144,7 @@ def session_parts(
         run=run,
         world=world,
         session_span=session_span,
+        report=report,
     )
 
 
@@ -134,51 +155,59 @@ async def run_session(
     *,
     prompt_ids: tuple[int, ...] | None = None,
     keep_turn: KeepTurn | None = None,
+    kept: tuple[KeptTurn, ...] = (),
+    live: Live | None = None,
 ) -> SessionResult:
     """Run and score one session. `prompt_ids`: the rendered prompt, when the caller has it already. `keep_turn`: where its turns
-    are kept until it settles; None: nowhere.
+    are kept until it settles; None: nowhere. `kept`: turns to go on from. `live`: told what it is at.
 
     Raises CancelledError only when its task was asked to end; everything else is in the result.
     """
+    live = live or Live(prompt.uid, session_id, parts.world.now)
     with parts.session_span(prompt.uid, session_id) as span:
-        running = _run(prompt, session_id, parts, prompt_ids, span, keep_turn)
-        result = await _end(running, prompt, session_id, parts)
+        running = _run(prompt, parts, prompt_ids, live, span, keep_turn, kept)
+        result = await _end(running, parts, live)
         if span.is_traced:
             span.note(outcome="" if result.failure is None else result.failure.error, **_facts_of(result))
     return result
 
 
-async def _end(
-    session: Coroutine[Any, Any, tuple[AgentLoopOutput, ...]], prompt: Prompt, session_id: int, parts: SessionParts
-) -> SessionResult:
-    name, timeout_s = f"session {prompt.uid}_{session_id}", parts.run.agent.timeout_s
+async def _end(session: Coroutine[Any, Any, tuple[AgentLoopOutput, ...]], parts: SessionParts, live: Live) -> SessionResult:
+    name, timeout_s = f"session {live.uid}_{live.session_id}", parts.run.agent.timeout_s
     try:
         outputs = await parts.guests.run(session, name=name, timeout_s=timeout_s, limit="agent.timeout_s")
     except asyncio.CancelledError as error:
         if is_asked_to_end():
             raise
-        return _failed(session_id, error, "cancelled from inside")
+        return _failed(live.session_id, error, "cancelled from inside")
     except Exception as error:  # whatever it is, it costs this session and is told by its class
-        return _failed(session_id, error)
-    return SessionResult(session_id=session_id, outputs=outputs)
+        if isinstance(error, DeadlineError) and not live.has_ended:
+            text = f"{error}: {live.describe()}"
+            parts.report(live.incident(IncidentKind.DEADLINE, "session", text, limit="agent.timeout_s"))
+        return _failed(live.session_id, error)
+    return SessionResult(session_id=live.session_id, outputs=outputs)
 
 
 async def _run(
     prompt: Prompt,
-    session_id: int,
     parts: SessionParts,
     prompt_ids: tuple[int, ...] | None,
+    live: Live,
     span: Span,
     keep_turn: KeepTurn | None,
+    kept: tuple[KeptTurn, ...],
 ) -> tuple[AgentLoopOutput, ...]:
-    if prompt_ids is None:
-        prompt_ids = tuple(await parts.world.offload(parts.template.prompt_ids, prompt.messages))
-    outputs = await parts.loop.run(prompt, parts.context(session_id, prompt_ids, span, keep_turn))
-    if not outputs:
-        raise EmptySessionError(f"agent loop {parts.run.agent.name!r} gave no trajectory")
-    for output in outputs:
-        check_output(output)
-    return await _scored(outputs, prompt, parts.scorer, span)
+    try:
+        if prompt_ids is None:
+            prompt_ids = tuple(await parts.world.offload(parts.template.prompt_ids, prompt.messages))
+        outputs = await parts.loop.run(prompt, parts.context(live, prompt_ids, span, keep_turn, kept))
+        if not outputs:
+            raise EmptySessionError(f"agent loop {parts.run.agent.name!r} gave no trajectory")
+        for output in outputs:
+            check_output(output)
+        return await _scored(outputs, prompt, parts, live, span)
+    finally:
+        live.has_ended = True
 
 
 def check_output(output: AgentLoopOutput) -> None:
@@ -196,18 +225,32 @@ def check_output(output: AgentLoopOutput) -> None:
 
 
 async def _scored(
-    outputs: Sequence[AgentLoopOutput], prompt: Prompt, scorer: RewardScorer, session: Span
+    outputs: Sequence[AgentLoopOutput], prompt: Prompt, parts: SessionParts, live: Live, session: Span
 ) -> tuple[AgentLoopOutput, ...]:
     """The last trajectory is scored, once, and the others of the session carry the same score, except where the loop set one."""
     *_, last = outputs
     if last.reward_score is None:
-        with session.span(SpanKind.REWARD, "reward") as span:
-            result = await scorer.score(reward_request(outputs, prompt))
+        with session.span(SpanKind.REWARD, "reward") as span, live.at("reward"):
+            result = await _score(reward_request(outputs, prompt), parts, live)
             span.note(score=result.score)
         last = _with(last, result.score, result.extra)
     score, extra = last.reward_score, last.extra_fields.get("reward_extra_info")
     assert score is not None
     return tuple(output if output.reward_score is not None else _with(output, score, extra) for output in (*outputs[:-1], last))
+
+
+async def _score(request: RewardRequest, parts: SessionParts, live: Live) -> RewardResult:
+    try:
+        return await parts.scorer.score(request)
+    except DeadlineError as error:
+        parts.report(live.incident(IncidentKind.DEADLINE, "reward", str(error), limit=_key_in(str(error))))
+        raise
+
+
+def _key_in(text: str) -> str:
+    """The key of `[reward]` whose limit the message of a deadline names."""
+    found = re.search(r"\breward\.[a-z_.]*[a-z]", text)
+    return "" if found is None else found[0]
 
 
 def _with(output: AgentLoopOutput, score: float, extra: dict[str, Json] | None) -> AgentLoopOutput:
@@ -252,9 +295,15 @@ def _failed(session_id: int, error: BaseException, message: str = "") -> Session
 def failure_of(error: BaseException, message: str = "") -> SessionFailure:
     """Class, name and message of an error; of a group of errors, of its first."""
     error = first_of(error)
-    kind = FailureClass.MODEL if isinstance(error, (PromptTooLongError, EmptySessionError)) else FailureClass.INFRA
     text = (message or message_of(error) or type(error).__name__).encode(errors="backslashreplace").decode()  # it becomes a tag
-    return SessionFailure(kind=kind, error=type(error).__name__, message=text, where=_place(error))
+    return SessionFailure(kind=class_of(error), error=type(error).__name__, message=text, where=_place(error))
+
+
+def class_of(error: BaseException) -> FailureClass:
+    """Whose fault it is. What is not known to be the model's or its task's is the machinery's, a cancellation included."""
+    if isinstance(error, TaskEndedError):
+        return FailureClass.TASK
+    return FailureClass.MODEL if isinstance(error, (PromptTooLongError, EmptySessionError)) else FailureClass.INFRA
 
 
 def _place(error: BaseException) -> str:

@@ -9,10 +9,15 @@ from asyncrl.ports import Messages, Prompt, StopReason
 
 
 class SingleTurn:
-    """Samples once and stops."""
+    """Samples once and stops. A session whose turn is kept has ended."""
+
+    can_resume = True
 
     async def run(self, prompt: Prompt, context: SessionContext) -> list[AgentLoopOutput]:
         builder = context.new_builder()
+        for turn in context.kept:
+            stop = StopCause(turn.state["stop_reason"])
+            return [output_of(builder, num_turns=1, stop=stop, messages=turn.state["messages"])]
         generation = await context.generate(
             prompt,
             builder,

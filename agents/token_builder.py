@@ -8,12 +8,13 @@ Invariants:
 3. Everything else has mask 0, log-prob 0 and version -1.
 4. An assistant turn that did not end with the template's end token gets it (mask 0) before environment tokens follow, as a server
    would show it; an end token is never doubled, and nothing follows the last turn.
+5. A builder that was given kept columns grows on as the one that they were taken from.
 """
 
 import math
 from collections.abc import Sequence
 
-from asyncrl.errors import EngineError
+from asyncrl.errors import EngineError, FieldError
 from asyncrl.ports import Generation, StopReason, VersionSpan
 
 NO_VERSION = -1
@@ -56,6 +57,21 @@ class TokenBuilder:
         whole = self._with_end_token(ids)
         self._grow(whole, 0, [0.0] * len(whole), [NO_VERSION] * len(whole))
         self._last_sampled = None
+
+    def add_kept(self, ids: Sequence[int], mask: Sequence[int], log_probs: Sequence[float], versions: Sequence[int]) -> None:
+        """Append columns that `take_new` gave before: as they are, and not to be taken again. Raises FieldError when they differ in
+        length."""
+        if not len(ids) == len(mask) == len(log_probs) == len(versions):
+            raise FieldError(
+                f"kept columns differ in length: {len(ids)} ids, {len(mask)} of the mask, {len(log_probs)} log-probs, "
+                f"{len(versions)} versions"
+            )
+        self._ids.extend(ids)
+        self._mask.extend(mask)
+        self._log_probs.extend(log_probs)
+        self._versions.extend(versions)
+        self._last_sampled = self._ids[-1] if self._mask and self._mask[-1] else None
+        self._num_taken = len(self)
 
     def environment_cost(self, ids: Sequence[int]) -> int:
         """Response tokens that `add_environment(ids)` would take."""

@@ -11,9 +11,11 @@ Invariants:
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from asyncrl.agents.loop import AgentLoopOutput, SessionContext, StopCause, output_of
+from asyncrl.agents.resuming import KeptTurn
 from asyncrl.agents.single_turn import out_of_room, turn_budget, why_ended
 from asyncrl.agents.token_builder import TokenBuilder
 from asyncrl.agents.tool_calls import ParsedTurn, ParseError, ToolCall
@@ -31,11 +33,13 @@ MAX_CHARS_PER_TOKEN = 512
 
 
 class ToolAgent:
-    """The loop; what one session remembers is in `_Session`."""
+    """The loop; what one session remembers is in `_Session`, and all of it is in the turns that it keeps."""
+
+    can_resume = True
 
     async def run(self, prompt: Prompt, context: SessionContext) -> list[AgentLoopOutput]:
         session = _Session(prompt=prompt, context=context, builder=context.new_builder())
-        stop = None
+        stop = session.take_up(context.kept)
         while stop is None:
             stop = await session.take_turn()
             await session.keep_turn(stop)
@@ -54,6 +58,17 @@ class _Session:
     num_tool_calls: int = 0
     num_parse_errors: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
+
+    def take_up(self, kept: Sequence[KeptTurn]) -> StopCause | None:
+        """Be where the session was after its kept turns. Returns why it had ended, None when it goes on."""
+        if not kept:
+            return None
+        last = kept[-1].state
+        self.messages = [message for turn in kept for message in turn.state["messages"]]
+        self.num_kept, self.num_turns = len(self.messages), len(kept)
+        self.num_tool_calls, self.num_parse_errors = last["num_tool_calls"], last["num_parse_errors"]
+        self.outcomes = Counter(last["tool_outcomes"])
+        return StopCause(last["stop_reason"]) if last["stop_reason"] else None
 
     async def take_turn(self) -> StopCause | None:
         """One turn and the answers to its calls. Returns why the session ends, None when it goes on."""

@@ -103,7 +103,7 @@ CATALOGUE: dict[str, Field] = _fields(
     ("position_ids", "int64", "sequence", "agents", f"{_MODELS} update_actor", "every trajectory", _SEED),
     ("multi_modal_inputs", "object", "none", "agents", "old_log_prob update_actor", "not yet: images and audio are refused", _SEED),
     ("rollout_log_probs", "float32", "response", "agents", "old_log_prob correction update_actor", "always: the engine's", _SEED),
-    ("token_versions", "int32", "response", "agents", "protocol batch_metrics observe", "always; -1 where no policy sampled", _TESTED),
+    ("token_versions", "int32", "response", "agents", "protocol batch_metrics observe", "always; -1: of no policy", _TESTED),
     ("reward_score", "float32", "none", "rewards", "batch_metrics observe", "every finished session", _SEED),
     ("rm_scores", "float32", "response", "agents", "advantage", "finished session: score on the last policy token", _SEED),
     ("reward_baselines", "float32", "none", "agents", "advantage", "only with remax: the greedy session's score", _SOURCE),

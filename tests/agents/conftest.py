@@ -53,7 +53,7 @@ def template(codec: TextCodec) -> ChatTemplate:
 
 
 def make_run(**sections: dict[str, Json]) -> TrainRun:
-    agent = {"name": "tool_agent", "tools": ["calculator"], **sections.pop("agent", {})}
+    agent = {"name": "tool_agent", "tools": ["calculator"], "max_attempts": 1, **sections.pop("agent", {})}
     if agent["name"] == "single_turn":
         del agent["tools"]
     data = {"train_files": ["-"], "max_response_length": 400, **sections.pop("data", {})}
@@ -62,7 +62,7 @@ def make_run(**sections: dict[str, Json]) -> TrainRun:
 
 @pytest.fixture
 def new_run() -> Callable[..., TrainRun]:
-    """A TrainRun of a tool agent; sections as keyword arguments."""
+    """A TrainRun of a tool agent whose sessions have one attempt; sections as keyword arguments."""
     return make_run
 
 

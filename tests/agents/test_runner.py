@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from asyncrl.config import TrainRun
-from asyncrl.errors import StaleLeaseError, StrayCancelError
-from asyncrl.keys import TRAIN, GroupLease, Lease
+from asyncrl.errors import StaleLeaseError
+from asyncrl.keys import TRAIN, GroupLease
 from asyncrl.ports import GenerateRequest, Prompt, RewardRequest
 from asyncrl.rollout.scripted import ScriptedEngine
 from asyncrl.tools import FunctionTool
@@ -26,7 +26,7 @@ async def test_a_group_becomes_finished_with_all_its_rows(rig: Rig, queue: Trans
         await runner.join()
         stats = runner.stats()
     tags = await rig.tags(queue)
-    assert tags["a1"] == {"is_prompt": True, "status": "finished", "global_steps": 4}
+    assert tags["a1"] == {"is_prompt": True, "status": "finished", "global_steps": 4, "number": 0, "row": -1}
     assert sorted(tags) == ["a1", "a1_0_0", "a1_1_0"]
     names = [
         "input_ids",
@@ -154,32 +154,6 @@ async def test_sessions_and_groups_whose_tasks_are_cancelled_become_failures(
     assert "cancelled from inside" in str(tags["b2"]["failure"])
 
 
-class TroubledQueue(TransferQueue):
-    """The wait for the admission fails, and that for the end of the lease is cancelled, as by a broken client of its own."""
-
-    async def admit(self, *arguments: Any, **named: Any) -> None:
-        await super().admit(*arguments, **named)
-        raise RuntimeError("the admission's wait failed")
-
-    async def close_lease(self, lease: Lease) -> None:
-        await super().close_lease(lease)
-        raise asyncio.CancelledError
-
-
-async def test_a_cancellation_in_the_end_of_a_broken_group_does_not_hide_that_it_is_broken(
-    rig: Rig, prompt: Prompt, new_run: NewRun
-) -> None:
-    async def run() -> None:
-        async with TroubledQueue() as queue, rig.runner(queue, rig.saying(), new_run()) as runner:
-            runner.start(prompt)
-            await asyncio.sleep(30.0)
-
-    with pytest.raises(StrayCancelError, match="group a1") as caught:
-        await run()
-    assert caught.value.__cause__ is not None
-    assert "admission" in str(caught.value.__cause__.__context__)
-
-
 async def test_a_prompt_that_cannot_be_rendered_fails_its_group(
     rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
 ) -> None:
@@ -204,17 +178,14 @@ async def test_leaving_the_runner_cancels_what_is_in_flight(
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith(("group", "session"))]
 
 
-async def test_a_store_that_refuses_a_group_ends_the_runner_with_that_error(
+async def test_what_the_store_refuses_of_an_admission_is_raised_at_its_start(
     rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
 ) -> None:
-    async def run() -> None:
-        async with rig.runner(queue, rig.saying(), new_run()) as runner:
-            runner.start(prompt)
-            await asyncio.Event().wait()
-
     await queue.open_lease(GroupLease(uid="a1"))
-    with pytest.raises(StaleLeaseError):
-        await run()
+    async with rig.runner(queue, rig.saying(), new_run()) as runner:
+        with pytest.raises(StaleLeaseError):
+            runner.start(prompt)
+        assert runner.stats()["groups_in_flight"] == 0.0
 
 
 async def test_an_error_of_the_body_leaves_as_it_is(rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun) -> None:

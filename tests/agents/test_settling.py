@@ -48,9 +48,16 @@ def two_turns(rig: Rig) -> ScriptedEngine:
     return engine
 
 
+def rows_in(entry: Entry) -> list[Any]:
+    return [row for op in entry if isinstance(op, PutRows) for row in op.rows]
+
+
+def is_trajectory(row: Any) -> bool:
+    return row.session_id is not None
+
+
 def prompts_in(entry: Entry) -> list[str]:
-    rows = [row for op in entry if isinstance(op, PutRows) for row in op.rows]
-    return [str(row.tag["status"]) for row in rows if row.session_id is None]
+    return [str(row.tag["status"]) for row in rows_in(entry) if not is_trajectory(row)]
 
 
 async def test_the_last_session_and_the_groups_end_are_one_entry(rig: Rig, prompt: Prompt, new_run: NewRun) -> None:
@@ -59,7 +66,7 @@ async def test_the_last_session_and_the_groups_end_are_one_entry(rig: Rig, promp
     async with runner_of(rig, queue, two_turns(rig), new_run()) as runner:
         runner.start(prompt)
         await runner.join()
-    settling = [entry for entry in journal.entries if any(isinstance(op, PutRows) for op in entry) and len(entry) > 5]
+    settling = [entry for entry in journal.entries if any(is_trajectory(row) for row in rows_in(entry))]
     assert [prompts_in(entry) for entry in settling] == [[], ["finished"]]
     saved = journal.load()
     assert sorted(saved_keys(saved)) == ["a1", "a1_0_0", "a1_1_0"]
