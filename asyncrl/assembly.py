@@ -7,7 +7,7 @@ import functools
 import gc
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from asyncrl.chosen import check_choices
 from asyncrl.config import TrainRun
 from asyncrl.dataset import RLHFDataset
 from asyncrl.errors import CheckpointError
+from asyncrl.journal.entries import KeptSteps
 from asyncrl.observe.run_folder import RunFolder, create_run_folder, run_folders
 from asyncrl.observe.sight import open_sight
 from asyncrl.ports import Decode, RolloutEngine, World
@@ -28,12 +29,13 @@ from asyncrl.stages.advantage import KLCoefficient, kl_coefficient
 from asyncrl.stages.stage import Stage
 from asyncrl.stopping import Stop, on_signals
 from asyncrl.tools import Tool, load_tools
-from asyncrl.trainer import Border, Trainer
+from asyncrl.trainer import Trainer
 from asyncrl.training.actor import Actor, Reference
-from asyncrl.training.checkpoint import Checkpoint, forget_newer, kept_steps, newest_valid, save_checkpoint
+from asyncrl.training.checkpoint import Checkpoint, kept_steps, save_checkpoint, whole_checkpoints
 from asyncrl.training.critic import Critic
 from asyncrl.training.export import export_model
 from asyncrl.training.model import load_model
+from asyncrl.training.start import Start, check_weights, facts_of, read_start, refuse_changes, weights_digest, write_start
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.transfer_queue.opening import open_queue
 from asyncrl.wiring import Edges, Rollout, open_controller, open_measure, stages_of
@@ -92,28 +94,25 @@ async def open_rollout(
 
 
 async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False) -> Path:
-    """A whole training run; returns its folder. SIGINT and SIGTERM end it at the next border with a checkpoint.
+    """A whole training run; returns its folder. SIGINT and SIGTERM end it at the end of a version with a checkpoint.
 
-    resume: go on from the newest valid checkpoint of the newest run of this name that has one. Raises CheckpointError when there
-    is none, or when the configuration changes what a run may not change.
+    resume: go on with the newest run of this name that has begun. Raises CheckpointError when there is none, when no weights are
+    left that its journal fits, or when the configuration changes what a run may not change.
     """
     stop = Stop()
     async with AsyncExitStack() as stack:
         stack.enter_context(on_signals(stop))
         world = await stack.enter_async_context(RealWorld(run_seed=run.trainer.seed))
-        found = await world.offload(_find_checkpoint, run) if resume else None
+        found = await world.offload(_find_folder, run) if resume else None
         loaded = await read_model(run, world)
         await world.offload(_drop_overlong, inputs.train_rows, loaded.template, run)
         if inputs.val_rows is not None:
             await world.offload(_drop_overlong, inputs.val_rows, loaded.template, run)
         await world.offload(check_choices, run)  # before there is a folder
-        folder, checkpoint = found or (await world.offload(_new_folder, run), None)
+        folder = found if found is not None else await world.offload(_new_folder, run, inputs.train_rows)
         rollout = await stack.enter_async_context(open_rollout(run, world, loaded=loaded, folder=folder))
         gc.freeze()  # rows live as long as the run: a full collection need not walk them on the loop again and again
-        if checkpoint is not None:
-            await world.offload(_refuse_changes, run, checkpoint, inputs.train_rows)
-            log.info("resuming %s after step %d", folder.path, checkpoint.step)
-        trainer = await stack.enter_async_context(open_trainer(run, inputs, folder, checkpoint, rollout, world, stop))
+        trainer = await stack.enter_async_context(open_trainer(run, inputs, folder, rollout, world, stop, resume=resume))
         await trainer.fit()
         await world.offload(_export, run, trainer.actor, folder, pool="model")
     return folder.path
@@ -121,23 +120,17 @@ async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False
 
 @asynccontextmanager
 async def open_trainer(
-    run: TrainRun,
-    inputs: RunInputs,
-    folder: RunFolder,
-    checkpoint: Checkpoint | None,
-    rollout: Rollout,
-    world: World,
-    stop: Stop,
+    run: TrainRun, inputs: RunInputs, folder: RunFolder, rollout: Rollout, world: World, stop: Stop, *, resume: bool = False
 ) -> AsyncIterator[Trainer]:
-    """The rooms of training, at the border of the checkpoint or at the beginning; leaving ends the groups in flight."""
+    """The rooms of training, with the newest weights of the folder or at the beginning; leaving ends the groups in flight."""
     async with AsyncExitStack() as stack:
         rows = inputs.train_rows
         steps = total_steps(run, len(rows))
-        border = Border() if checkpoint is None else Border(step=checkpoint.step, cursor=int(checkpoint.trainer["cursor"]))
-        # First of all, as it holds the lock of the run: the checkpoints of one that is still going are not ours to forget.
-        queue = await stack.enter_async_context(_open_queue(run, folder, border, world))
+        weights = Weights(run=run, rows=rows, folder=folder) if resume else None
+        # First of all, as it holds the lock of the run: the checkpoints of one that is still going are not ours to delete.
+        queue = await stack.enter_async_context(_open_queue(run, folder, weights, world))
+        checkpoint = None if weights is None else weights.checkpoint
         actor, critic = await world.offload(_open_learners, run, steps, checkpoint, pool="model")
-        fixed = await world.offload(_fixed_by_a_run, run, rows)
         kl = _kl_coefficient(run, checkpoint)
         edges = Edges(
             world=world,
@@ -147,7 +140,7 @@ async def open_trainer(
             stages=await world.offload(_stages, run, actor, critic, kl, pool="model"),
             rows=rows,
             val_rows=inputs.val_rows,
-            save=functools.partial(_save, run, world, actor, critic, folder, fixed, kl),
+            save=functools.partial(_save, run, world, actor, critic, folder, kl),
             open_eval_engine=functools.partial(open_eval_engine, run, world, rollout.template.decode),
             open_sight=functools.partial(
                 open_sight,
@@ -155,40 +148,25 @@ async def open_trainer(
                 run.trainer,
                 world=world,
                 total_steps=steps,
-                step=border.step,
+                step=queue.weights_step,
                 incarnation=queue.incarnation,
             ),
         )
-        begin = None if checkpoint is None else border
-        yield await stack.enter_async_context(open_controller(run, edges, stop=stop, total_steps=steps, border=begin))
+        step = queue.weights_step if resume else None
+        yield await stack.enter_async_context(open_controller(run, edges, stop=stop, total_steps=steps, step=step))
 
 
-@asynccontextmanager
-async def _open_queue(run: TrainRun, folder: RunFolder, border: Border, world: World) -> AsyncIterator[TransferQueue]:
-    """The store with its journal. Raises JournalInUseError while another process runs in the folder, and CheckpointError when the
-    journal begins only after the border, or ends before it."""
-    store = run.store
-    path = folder.journal if store.journal else None
-    async with open_queue(path, world=world, sync=store.sync, commit_timeout_s=store.commit_timeout_s) as queue:
-        if path is not None and border.step:
-            _check_journal(queue, path, border.step)
-        yield queue
-
-
-def _check_journal(queue: TransferQueue, path: Path, step: int) -> None:
-    """Raises CheckpointError unless the checkpoint of `step` lies within the journal. One that holds nothing yet begins with it."""
-    if queue.purged_step > step:
-        raise CheckpointError(
-            f"--resume: {path} begins after step {queue.purged_step}, the newest whole checkpoint is of step {step}; "
-            "put the newer checkpoint back, or start a new run without --resume"
-        )
-    if queue.is_new:
-        log.warning("%s holds nothing yet: its counts of groups begin after step %d", path, step)
-    elif queue.last_step < step:
-        raise CheckpointError(
-            f"--resume: {path} ends with step {queue.last_step}, the newest whole checkpoint is of step {step}: the steps between "
-            "were trained without this journal; put theirs in its place, or remove it to go on with one whose counts begin anew"
-        )
+def _open_queue(
+    run: TrainRun, folder: RunFolder, weights: "Weights | None", world: World
+) -> AbstractAsyncContextManager[TransferQueue]:
+    """The store with its journal, for the chosen weights. Raises JournalInUseError while another process runs in the folder."""
+    return open_queue(
+        folder.journal if run.store.journal else None,
+        world=world,
+        sync=run.store.sync,
+        commit_timeout_s=run.store.commit_timeout_s,
+        weights_step=weights or 0,
+    )
 
 
 def _stages(run: TrainRun, actor: Actor, critic: Critic | None, kl: KLCoefficient | None) -> tuple[Stage, ...]:
@@ -199,8 +177,7 @@ def _stages(run: TrainRun, actor: Actor, critic: Critic | None, kl: KLCoefficien
 
 def _kl_coefficient(run: TrainRun, checkpoint: Checkpoint | None) -> KLCoefficient | None:
     """As the checkpoint has left it."""
-    saved = None if checkpoint is None else checkpoint.trainer.get("kl_coef")
-    return kl_coefficient(run.algorithm, None if saved is None else float(saved))
+    return kl_coefficient(run.algorithm, None if checkpoint is None else checkpoint.controllers.get("kl_coef"))
 
 
 def _open_learners(run: TrainRun, steps: int, checkpoint: Checkpoint | None) -> tuple[Actor, Critic | None]:
@@ -213,7 +190,6 @@ def _open_learners(run: TrainRun, steps: int, checkpoint: Checkpoint | None) -> 
         actor.load(checkpoint.load())
         if critic is not None:
             critic.load(checkpoint.load_critic())
-        forget_newer(checkpoint)
     return actor, critic
 
 
@@ -232,76 +208,71 @@ def _drop_overlong(rows: RLHFDataset, template: ChatTemplate, run: TrainRun) -> 
 
 
 async def _save(
-    run: TrainRun,
-    world: World,
-    actor: Actor,
-    critic: Critic | None,
-    folder: RunFolder,
-    fixed: dict[str, int | str],
-    kl: KLCoefficient | None,
-    border: Border,
+    run: TrainRun, world: World, actor: Actor, critic: Critic | None, folder: RunFolder, kl: KLCoefficient | None, step: int
 ) -> list[int]:
-    limit_s = run.trainer.stage_timeout_s
+    limit_s, keep = run.trainer.stage_timeout_s, run.trainer.max_ckpt_to_keep
     state = await world.offload(actor.state, pool="model", timeout_s=limit_s)
     critic_state = None if critic is None else await world.offload(critic.state, pool="model", timeout_s=limit_s)
     save = functools.partial(
         save_checkpoint,
         folder.checkpoints,
         state,
-        step=border.step,
-        version=border.step,
+        step=step,
+        version=step // run.publish_freq,
         model=run.model,
-        trainer={"cursor": border.cursor, **fixed, **({} if kl is None else {"kl_coef": kl.controller.coef})},
-        keep=run.trainer.max_ckpt_to_keep,
+        keep=keep,
+        controllers={} if kl is None else {"kl_coef": kl.controller.coef},
         critic=critic_state,
     )
     # The one thread that reads the weights: a save that was cut short has ended before another one of the same step begins.
     await world.offload(save, pool="model", timeout_s=limit_s)
-    return await world.offload(kept_steps, folder.checkpoints)
+    return await world.offload(kept_steps, folder.checkpoints, keep)
 
 
-def _fixed_by_a_run(run: TrainRun, rows: RLHFDataset) -> dict[str, int | str]:
-    """What a resumed run may not change: the meaning of a step, and the order of the feed."""
-    return {
-        "data.train_batch_size": run.data.train_batch_size,
-        "rollout.n": run.rollout.n,
-        "updates_per_batch": run.updates_per_batch,
-        "trainer.seed": run.trainer.seed,
-        "rows of data.train_files": len(rows),
-        "digest of data.train_files": rows.digest,
-    }
-
-
-def _new_folder(run: TrainRun) -> RunFolder:
+def _new_folder(run: TrainRun, rows: RLHFDataset) -> RunFolder:
     folder = create_run_folder(run.trainer.default_local_dir, run.trainer.experiment_name)
     folder.write_config(run)
+    write_start(folder.start, Start(facts=facts_of(run, rows, rows.digest), weights=weights_digest(run)))
     return folder
 
 
-def _find_checkpoint(run: TrainRun) -> tuple[RunFolder, Checkpoint]:
+def _find_folder(run: TrainRun) -> RunFolder:
+    """Of the newest run of that name that has begun."""
+    if not run.store.journal:
+        raise CheckpointError("--resume needs store.journal = true: without its journal a run cannot be gone on with")
     folders = run_folders(run.trainer.default_local_dir, run.trainer.experiment_name)
     for folder in folders:
-        checkpoint = newest_valid(folder.checkpoints, log.warning)
-        if checkpoint is not None:
-            return folder, checkpoint
-        log.warning("--resume: %s has no whole checkpoint", folder.path)
+        if folder.start.is_file():
+            return folder
+        log.warning("--resume: %s has no %s, so its run never began", folder.path, folder.start.name)
     names = ", ".join(str(folder.path) for folder in folders)
-    raise CheckpointError(f"--resume: no whole checkpoint in {names}; start a new run without --resume")
+    raise CheckpointError(f"--resume: no run in {names} has begun; start a new run without --resume")
 
 
-def _refuse_changes(run: TrainRun, checkpoint: Checkpoint, rows: RLHFDataset) -> None:
-    for key, value in _fixed_by_a_run(run, rows).items():
-        if checkpoint.trainer.get(key) != value:
-            raise CheckpointError(
-                f"--resume: {checkpoint.path} was made with {key} = {checkpoint.trainer.get(key)}, now it is {value}; "
-                "a run cannot change it"
-            )
-    if run.has_critic != (checkpoint.critic_counters is not None):
-        has, now = ("has no critic", "wants one") if run.has_critic else ("has a critic", "wants none")
-        raise CheckpointError(
-            f"--resume: {checkpoint.path} {has}, and algorithm.adv_estimator = {run.algorithm.adv_estimator!r} {now}; "
-            "a run cannot change it"
-        )
+@dataclass(slots=True, kw_only=True)
+class Weights:
+    """Which weights a run goes on with; chosen once its journal is locked. `checkpoint`: None for the initial ones."""
+
+    run: TrainRun
+    rows: RLHFDataset
+    folder: RunFolder
+    checkpoint: Checkpoint | None = None
+
+    def __call__(self, steps: KeptSteps) -> int:
+        """Their step. Blocking: reads every checkpoint, and deletes what is damaged. Raises CheckpointError."""
+        path = self.folder.start
+        start = read_start(path)
+        refuse_changes(path, start, facts_of(self.run, self.rows, self.rows.digest))
+        whole = {checkpoint.step: checkpoint for checkpoint in whole_checkpoints(self.folder.checkpoints, log.warning)}
+        try:
+            step = steps.newest_of([0, *whole])
+        except CheckpointError as error:
+            raise CheckpointError(f"--resume: {self.folder.path}: {error}") from None
+        if step == 0:
+            check_weights(path, start, self.run)
+        self.checkpoint = whole.get(step)
+        log.info("resuming %s after step %d", self.folder.path, step)
+        return step
 
 
 def _export(run: TrainRun, actor: Actor, folder: RunFolder) -> None:

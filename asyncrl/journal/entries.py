@@ -7,11 +7,11 @@ names rows by a number that is never given twice, so an entry needs nothing but 
 the journal in memory (`model.py`) is made of it, and the one on disk must come back equal to it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from asyncrl.errors import JournalError
+from asyncrl.errors import CheckpointError, JournalError
 from asyncrl.fields import TagValue
 
 # --- what is said of a thing ------------------------------------------------------------------------------------------------------
@@ -161,6 +161,21 @@ class KeptSteps:
 
     purged: int
     last: int
+
+    def newest_of(self, whole: Collection[int]) -> int:
+        """The step of the newest weights in `whole` that can be gone on from; 0: the initial ones. Raises CheckpointError."""
+        newest = max(whole)
+        if newest > self.last:
+            raise CheckpointError(
+                f"the journal ends with step {self.last}, the newest whole checkpoint is of step {newest}: the steps between were "
+                "trained without this journal; put theirs in its place, or remove the checkpoint"
+            )
+        if newest < self.purged:
+            raise CheckpointError(
+                f"the journal begins after step {self.purged}, the newest whole checkpoint is of step {newest}"
+                f"{'' if newest else ' (there is none)'}; put the newer checkpoint back, or start a new run without --resume"
+            )
+        return newest
 
 
 def kept_steps(records: Iterable[int], counters: Mapping[str, int]) -> KeptSteps:

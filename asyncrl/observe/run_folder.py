@@ -30,6 +30,11 @@ class RunFolder:
         return self.path / "config.toml"
 
     @property
+    def start(self) -> Path:
+        """What the run has begun with; a folder without it has nothing to resume."""
+        return self.path / "start.json"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 

@@ -5,7 +5,7 @@
         optimizer.safetensors  AdamW's moments and step counts
         critic/                of a run with a critic: model/ (a token classifier with one label) and optimizer.safetensors
         rng.safetensors        torch's random generator
-        manifest.json          format, step, version, counters, the trainer's own facts, size and checksum of every file
+        manifest.json          format, step, version, counters, coefficients of controllers, size and checksum of every file
         DONE                   checksum of manifest.json, written last
 
 Invariants:
@@ -13,17 +13,19 @@ Invariants:
    under another name, renamed, the parent flushed, and only then DONE is written: a crash at any operation leaves the older ones
    whole.
 2. The newest whole checkpoint is never removed before a newer one has its DONE.
+3. It has what training computes with, and nothing that the journal has: no cursor, count or key. So with an older one nothing
+   changes that is recorded.
 
 Not covered: a disk that lies about fsync; a checkpoint changed on purpose (the checksums are no signatures).
 """
 
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -35,7 +37,7 @@ from asyncrl.training.disk import Disk
 from asyncrl.training.export import export_model
 from asyncrl.training.learner import LearnerState
 
-FORMAT = 1
+FORMAT = 2
 """Rises when an older version could not read what this one writes; a manifest of another format is refused."""
 _NAME = re.compile(r"global_step_(\d+)(\.old)?")
 _TMP = ".tmp-"
@@ -45,12 +47,12 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A whole checkpoint. step: training steps done; version: weight version; trainer: what the trainer gave when saving."""
+    """A whole checkpoint. step: training steps done; version: weight version; controllers: their coefficients."""
 
     path: Path
     step: int
     version: int
-    trainer: dict[str, Json]
+    controllers: dict[str, float]
     counters: dict[str, int]
     critic_counters: dict[str, int] | None = None
     """None: the run had no critic."""
@@ -90,16 +92,16 @@ def save_checkpoint(
     step: int,
     version: int,
     model: ModelConfig,
-    trainer: Mapping[str, Json],
     keep: int,
+    controllers: Mapping[str, float] = MappingProxyType({}),
     critic: LearnerState | None = None,
     disk: Disk | None = None,
 ) -> Path:
     """Write `folder/global_step_<step>`, then remove what is older than the newest `keep`. Blocking: call it off the loop.
 
-    model: where tokenizer and template come from; trainer: JSON facts that the trainer needs to go on, such as the feed's cursor.
-    critic: taken at the same moment as the actor's, so that one random generator is that of both. A checkpoint of the same step is
-    replaced. Raises OSError when the disk refuses; older checkpoints are whole then.
+    model: where tokenizer and template come from; controllers: coefficients that training adapts. critic: taken at the same moment
+    as the actor's, so that one random generator is that of both. A checkpoint of the same step is replaced. Raises OSError when the
+    disk refuses; older checkpoints are whole then.
     """
     disk = disk or Disk()
     target, temporary = folder / f"global_step_{step}", folder / f"{_TMP}global_step_{step}"
@@ -117,7 +119,7 @@ def save_checkpoint(
         "version": version,
         "counters": dict(state.counters),
         "critic_counters": None if critic is None else dict(critic.counters),
-        "trainer": dict(trainer),
+        "controllers": dict(controllers),
     }
     manifest = json.dumps({**facts, "files": _fingerprints(temporary)}, indent=1, sort_keys=True).encode()
     disk.write(temporary / "manifest.json", manifest)
@@ -156,51 +158,40 @@ def _prune(folder: Path, keep: int, disk: Disk) -> None:
     kept = [path for path in whole if path not in replaced][:keep]
     leftovers = [path for path in folder.iterdir() if path.name.startswith(_TMP)]
     for path in [path for path in _candidates(folder) if path not in kept] + leftovers:
-        disk.remove(path / "DONE")  # first, so that half a removal is no checkpoint
-        disk.remove(path)
+        _remove(path, disk)
 
 
-def newest_valid(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest whole checkpoint, or None. Each damaged one on the way is skipped and `say` gets one line about it.
+def _remove(path: Path, disk: Disk) -> None:
+    disk.remove(path / "DONE")  # first, so that half a removal is no checkpoint
+    disk.remove(path)
 
-    Raises CheckpointFormatError for one that another version wrote.
+
+def whole_checkpoints(folder: Path, say: Callable[[str], None], disk: Disk | None = None) -> list[Checkpoint]:
+    """The whole ones, newest first. Damaged and half-written ones are deleted, so that none counts as kept: `say` gets a line each.
+
+    For whoever owns the run: another process may be writing one. Raises CheckpointFormatError for one that another version wrote,
+    which is left alone.
     """
+    disk = disk or Disk()
+    found: dict[int, Checkpoint] = {}
     for path in _candidates(folder):
         try:
-            return open_checkpoint(path)
+            checkpoint = open_checkpoint(path)
         except CheckpointFormatError:
             raise
         except CheckpointError as error:
-            say(f"skipping checkpoint {error}")
-    return None
+            say(f"checkpoint {error}; it is deleted")
+            _remove(path, disk)
+        else:
+            found.setdefault(checkpoint.step, checkpoint)  # of a step that was being replaced both may be whole
+    return [*found.values()]
 
 
-def kept_steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints that were written whole, oldest first."""
-    return sorted({int(path.stem.rpartition("_")[2]) for path in _candidates(folder) if (path / "DONE").is_file()})
-
-
-def forget_newer(checkpoint: Checkpoint) -> None:
-    """A run goes on from here: what was skipped loses its DONE, else it would be kept, and a whole one removed in its place.
-
-    Raises CheckpointError for one that is whole by now: another process has finished it since this one was found.
-    """
-    newer = itertools.takewhile(lambda path: path != checkpoint.path, _candidates(checkpoint.path.parent))
-    for path in newer:
-        if (path / "DONE").exists() and _is_whole(path):
-            raise CheckpointError(f"{path} was written after {checkpoint.path} had been found to be the newest; resume once more")
-        (path / "DONE").unlink(missing_ok=True)
-
-
-def _is_whole(path: Path) -> bool:
-    """Raises CheckpointFormatError."""
-    try:
-        open_checkpoint(path)
-    except CheckpointFormatError:
-        raise
-    except CheckpointError:
-        return False
-    return True
+def kept_steps(folder: Path, keep: int) -> list[int]:
+    """The newest `keep` steps that one can go back to, oldest first: those of checkpoints that were written whole, and 0, whose
+    weights the run's model has."""
+    steps = sorted({int(path.stem.rpartition("_")[2]) for path in _candidates(folder) if (path / "DONE").is_file()})
+    return [0, *steps][-keep:]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -218,7 +209,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         path=path,
         step=manifest["step"],
         version=manifest["version"],
-        trainer=manifest["trainer"],
+        controllers=manifest["controllers"],
         counters=manifest["counters"],
         critic_counters=manifest.get("critic_counters"),
     )

@@ -1,0 +1,112 @@
+"""`start.json`: what a run has begun with, and may not change. With it step 0 counts as a checkpoint.
+
+assembly -> [start] -> <run folder>/start.json -> --resume
+
+It is written before anything is admitted, so a run folder without it has nothing to go on with. The initial weights are not copied:
+they are those of `model.path`, and of the critic's folder, as long as the digest of their files is the same.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl.config import TrainRun
+from asyncrl.errors import CheckpointError, CheckpointFormatError
+from asyncrl.ports import Rows
+from asyncrl.training.disk import Disk
+
+FORMAT = 1
+"""Rises when an older version could not read what this one writes."""
+
+Fact = int | str | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """facts: what must be the same at a resume. weights: digest of the files of the initial weights."""
+
+    facts: Mapping[str, Fact]
+    weights: str
+
+
+def facts_of(run: TrainRun, rows: Rows, digest: str) -> dict[str, Fact]:
+    """The meaning of a step, the staleness bound, and the order of the feed. digest: of the rows."""
+    return {
+        "data.train_batch_size": run.data.train_batch_size,
+        "data.shuffle": run.data.shuffle,
+        "rollout.n": run.rollout.n,
+        "trainer.seed": run.trainer.seed,
+        "trainer.publish_freq": run.publish_freq,
+        "max_staleness": run.max_staleness,
+        "updates_per_batch": run.updates_per_batch,
+        "rows of data.train_files": len(rows),
+        "digest of data.train_files": digest,
+        "a critic": run.has_critic,
+    }
+
+
+def weights_digest(run: TrainRun) -> str:
+    """32 hex digits over the weights files and config.json of `model.path`, and of the critic's folder where the run has one.
+
+    Blocking: reads all of it.
+    """
+    folders = [Path(run.model.path)] + ([Path(run.critic_model.path)] if run.has_critic else [])
+    digest = hashlib.blake2b(digest_size=16)
+    for folder in folders:
+        for path in _weights_files(folder):
+            digest.update(f"{path.name} {path.stat().st_size}".encode())
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, hashlib.blake2b).digest())
+    return digest.hexdigest()
+
+
+def _weights_files(folder: Path) -> Iterable[Path]:
+    names = ("config.json", "*.safetensors", "*.bin")
+    return sorted({path for name in names for path in folder.glob(name)})
+
+
+def write_start(path: Path, start: Start, disk: Disk | None = None) -> None:
+    """Whole or not at all, and on disk when it returns."""
+    disk = disk or Disk()
+    draft = path.with_name(path.name + ".new")
+    content = {"format": FORMAT, "facts": dict(start.facts), "weights": start.weights}
+    disk.write(draft, json.dumps(content, indent=1).encode())
+    disk.rename(draft, path)
+    disk.sync_folder(path.parent)
+
+
+def read_start(path: Path) -> Start:
+    """Raises CheckpointError when it is not what was written, CheckpointFormatError when another version wrote it."""
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != FORMAT:
+            raise CheckpointFormatError(f"{path}: has format {content['format']}; this version reads format {FORMAT}")
+        return Start(facts=dict(content["facts"]), weights=str(content["weights"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(
+            f"{path} cannot be read ({type(error).__name__}: {error}); start a new run without --resume"
+        ) from error
+
+
+def refuse_changes(path: Path, start: Start, facts: Mapping[str, Fact]) -> None:
+    """Raises CheckpointError for the first fact that is not what the run began with. path: of start.json."""
+    for name, value in facts.items():
+        if name not in start.facts or start.facts[name] != value:
+            raise CheckpointError(
+                f"--resume: {path} says that the run began with {name} = {start.facts.get(name)}, now it is {value}; a run cannot "
+                "change it"
+            )
+
+
+def check_weights(path: Path, start: Start, run: TrainRun) -> None:
+    """Raises CheckpointError unless the initial weights are those that the run began with. Blocking."""
+    if weights_digest(run) != start.weights:
+        where = f"model.path = {run.model.path!r}" + (f" or the critic's {run.critic_model.path!r}" if run.has_critic else "")
+        raise CheckpointError(
+            f"--resume: {path} says that the run began with other weights than {where} has now, and it has no checkpoint to go on "
+            "from; put them back, or start a new run without --resume"
+        )
