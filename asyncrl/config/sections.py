@@ -146,7 +146,7 @@ class AgentConfig(Section):
     group_timeout_s: Seconds = 3600.0
     """Seconds of a group, from its start or from a restart of the run; its open sessions then fail, and it with them."""
     max_attempts: Positive = 3
-    """Attempts at a session that is ended by a deadline, the engine or the machine. Errors of tools and agents get one."""
+    """Attempts at a session that fails, with the same seeds; one only where the model or its task is to blame."""
     retry_backoff_s: Annotated[float, Field(ge=0)] = 1.0
     """Seconds before the second attempt; twice as long before each further one."""
     tool_timeout_s: Seconds = 30.0
