@@ -129,6 +129,7 @@ class Activity(Watcher):
         self._note()
 
     def end(self, now_s: float) -> None:
+        super().end(now_s)
         self.open_tokens += sum(session.tokens for group in self._groups.values() for session in group.ended)
         self._groups.clear()
         self.sessions.cut(now_s)
@@ -178,11 +179,11 @@ class Activity(Watcher):
 
     def _sampled(self, start_s: float, end_s: float) -> None:
         assert self.trainer is not None
-        step = self.trainer.border.step + 1
+        step = self.trainer.step + 1
         uids = self.trainer.admission.recorded(step) or ()
         sessions = [session for uid in uids if uid in self._groups for session in self._groups[uid].ended]
         for session in sessions:
-            self._trained(session, version=step - 1)
+            self._trained(session, version=(step - 1) // self.trainer.run.publish_freq)
         for uid in uids:
             if uid in self._groups:
                 self._num_finished -= 1
@@ -200,7 +201,8 @@ class Activity(Watcher):
         trainer = self.trainer
         assert trainer is not None
         alive, training = trainer.admission.num_alive, trainer.admission.num_recorded
-        limit = (trainer.admission.max_staleness + 1) * trainer.run.data.train_batch_size
+        run = trainer.run
+        limit = (run.max_staleness + 1) * run.data.train_batch_size * run.publish_freq
         room = max((limit - training) * trainer.run.rollout.n - self._num_begun, 0)
         running = len(self._groups) - self._num_finished
         self.points.add(self.sessions.now(), max(alive - len(self._groups), 0), running, self._num_finished, training, room)

@@ -37,7 +37,6 @@ class Variant:
     """A scenario's sections, changed so that it waits in other lines. `changes`: dotted key -> value."""
 
     changes: dict[str, Json] = field(default_factory=dict)
-    evaluates: bool = False
     faults: frozenset[FaultKind] = frozenset()
     in_pairs: bool = False
     """Two faults at a time, too, and requests to stop."""
@@ -68,7 +67,7 @@ class UnkeepableLoop(SingleTurn):
 _SYNC_TOOL = {"name": "search", "is_async": False, "result_len": 300.0}
 VARIANTS = (
     Variant(),
-    Variant(changes={"agent.name": "single_turn"}, evaluates=True),
+    Variant(changes={"agent.name": "single_turn", "sim.prompts.val_count": 4}),
     Variant(changes={"agent.parallel_tool_calls": True, "sim.sessions.calls_a_turn": 2.0, "agent.max_concurrent_sessions": 1}),
     Variant(changes={"sim.tools": (_SYNC_TOOL,), "data.max_response_length": 2048}),
     Variant(changes={"sim.sessions.turn_len": 1100.0, "data.max_response_length": 4096, "trainer.invariants": "all"}),
@@ -79,8 +78,7 @@ VARIANTS = (
         is_hopeless=True,
     ),
     Variant(
-        changes={"agent.name": "single_turn", "sim.faults.reward_error": 1.0},
-        evaluates=True,
+        changes={"agent.name": "single_turn", "sim.faults.reward_error": 1.0, "sim.prompts.val_count": 4},
         faults=frozenset({FaultKind.REWARD_ERROR}),
         is_plain=True,
     ),
@@ -134,11 +132,7 @@ def search(
         faults = waiting.popleft()
         coverage.seen = []
         at = faults or (ResumeFault(number=MANY, kind=FaultKind.AWAIT_ERROR),)
-        oracles = not variant.evaluates
-        yield (
-            faults,
-            simulate(scenario, seed=0, oracles=oracles, at=at, awaits=coverage, evaluates=variant.evaluates, faults=variant.faults),
-        )
+        yield faults, simulate(scenario, seed=0, at=at, awaits=coverage, faults=variant.faults)
         if variant.is_plain:
             break
         if not faults:

@@ -3,8 +3,8 @@
 scenario, seed, faults -> [simulate] -> Outcome
 
 A life ends by itself, by a fault that explains its end, or as a failure of the run. After the first two the next one goes on from
-the newest checkpoint with what the journal has kept; where there is no checkpoint it is a new run with an empty journal. Faults
-cease after some lives, so that a run that recovers comes to its end.
+the newest whole checkpoint with all that the journal has kept; a run without a journal begins anew. Faults cease after some lives,
+so that a run that recovers comes to its end.
 """
 
 import logging
@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from asyncrl.config.simulation import Scenario
-from asyncrl.journal.model import JournalDisk
 from asyncrl.simulation.draws import unit
 from asyncrl.simulation.errors import Crash, EndlessError, SimulationError, Violation
 from asyncrl.simulation.events import EventLog
 from asyncrl.simulation.faults import FaultKind, FaultPlan, ResumeFault, armed_kinds
 from asyncrl.simulation.faults.awaits import AwaitCoverage
-from asyncrl.simulation.faults.ends import is_explained
+from asyncrl.simulation.faults.ends import ends_run, is_explained
 from asyncrl.simulation.faults.graves import Graves
 from asyncrl.simulation.faults.process import Loss
 from asyncrl.simulation.life import live
@@ -29,6 +28,7 @@ from asyncrl.simulation.loop import Order, VirtualLoop
 from asyncrl.simulation.machine import Machine
 from asyncrl.simulation.oracles import Oracles
 from asyncrl.simulation.seams import Observer
+from asyncrl.simulation.vary import varied
 from asyncrl.simulation.watcher import Watcher
 from asyncrl.simulation.world import SimWorld
 from asyncrl.stopping import Stop
@@ -85,17 +85,16 @@ def simulate(
     watcher: Watcher | None = None,
     at: ResumeFault | Sequence[ResumeFault] | None = None,
     awaits: AwaitCoverage | None = None,
-    evaluates: bool = False,
 ) -> Outcome:
-    """Run the scenario to its end. What is found is in the outcome, never raised; nothing is logged meanwhile.
+    """Run the scenario, as the seed varies it, to its end. What is found is in the outcome, never raised; nothing is logged.
 
     faults: kinds that may happen, of which the seed arms some, by the scenario's rates. at: besides, one fault at a resume of the
-    first life, or several in their order. awaits: told where faults at awaits were thrown. evaluates: with an evaluation before the
-    first step and after the last, which oracles know nothing of.
+    first life, or several in their order. awaits: told where faults at awaits were thrown. Raises ConfigError for a value in
+    `sim.vary` that cannot be.
     """
-    machine, log = Machine(scenario=scenario), EventLog(keep=keep_events, digests=digest)
+    machine, log = Machine(scenario=varied(scenario, seed)), EventLog(keep=keep_events, digests=digest)
     outcome = Outcome(seed=seed, machine=machine, watcher=watcher or Watcher(), log=log)
-    run = _Run(outcome, order, armed_kinds(seed, faults), Oracles() if oracles else None, observers, awaits, evaluates)
+    run = _Run(outcome, order, armed_kinds(seed, faults), Oracles() if oracles else None, observers, awaits)
     try:
         with _quiet():
             run.to_end((at,) if isinstance(at, ResumeFault) else tuple(at or ()))
@@ -127,9 +126,7 @@ class _Run:
         oracles: Oracles | None,
         observers: Sequence[Observer],
         awaits: AwaitCoverage | None = None,
-        evaluates: bool = False,
     ) -> None:
-        self.evaluates = evaluates
         self._awaits = awaits
         outcome.watcher.is_live = awaits is not None
         self._outcome = outcome
@@ -147,26 +144,39 @@ class _Run:
         if self._armed:
             self._outcome.log.note("armed", " ".join(f"{kind}x{loud:g}" for kind, loud in self._armed.items()))
         if asked is not None:
-            asked.begin_run(machine, self._outcome.log)
-        while not machine.is_finished:
+            asked.begin_run(machine)
+        while not (machine.is_finished or machine.is_given_up):
             self._live(at if machine.num_lives == 0 else ())
         if asked is not None:
-            asked.end_run()
+            asked.end_run(self._outcome.watcher.told)
 
     def _live(self, at: Sequence[ResumeFault]) -> None:
         machine, log = self._machine, self._outcome.log
         machine.num_lives += 1
         if machine.num_lives > self._scenario.sim.max_lives:
             raise EndlessError(f"the controller was started {machine.num_lives - 1} times (sim.max_lives) and is not at its end")
-        if machine.newest is None:
-            machine.journal, self._graves = JournalDisk(), Graves()
+        if self._begins_anew():
+            machine.begin_anew()
+            self._graves = Graves()
+            if self._oracles is not None:
+                self._oracles.begin_run(machine)
         life = _Life(self, self._outcome, derive_seed(self._outcome.seed, "life", machine.num_lives), at)
         log.now = life.loop.time
-        log.note("life", f"{machine.num_lives} from step {machine.newest.border.step if machine.newest else 0}")
+        log.note("life", f"{machine.num_lives} from step {machine.newest.step}")
         error = life.run()
         log.note("end", f"life {machine.num_lives}: {_told(error)}")
-        if error is not None and not is_explained(error, life.plan.hits):
-            raise error
+        if error is not None:
+            machine.is_given_up = ends_run(error, self._outcome.hits, machine.num_lives, self._scenario.trainer.max_step_tries)
+            if not (machine.is_given_up or is_explained(error, life.plan.hits)):
+                raise error
+
+    def _begins_anew(self) -> bool:
+        """Without a journal nothing is left of a run; and one that saves at its end alone forgets its steps as it goes."""
+        machine, scenario = self._machine, self._scenario
+        if machine.is_new:
+            return False
+        is_purged = not scenario.trainer.save_freq and machine.journal.steps().purged > machine.newest.step
+        return not scenario.store.journal or is_purged
 
     # --- what a life is made of
 
@@ -218,7 +228,6 @@ class _Life:
         self._outcome = outcome
         self._machine = machine = outcome.machine
         self._oracles = run.oracles
-        self._evaluates = run.evaluates
         self._seed = seed
         self._stop = Stop()
         self._trainer_before = outcome.watcher.trainer
@@ -243,15 +252,7 @@ class _Life:
         error: BaseException | None = None
         try:
             self.loop.run_until_complete(
-                live(
-                    self._machine,
-                    self._world,
-                    self.plan,
-                    self._outcome.watcher,
-                    self._stop,
-                    self._oracles,
-                    evaluates=self._evaluates,
-                )
+                live(self._machine, self._world, self.plan, self._outcome.watcher, self._stop, self._oracles)
             )
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -261,7 +262,7 @@ class _Life:
             # What ended in the middle of a turn has nothing to say about its end.
             is_cut_short = self.loop.is_closed() or isinstance(error, SimulationError)
             if not is_cut_short:
-                self._check_end()
+                self._check_end(error)
             if self._oracles is not None:
                 self._oracles.end_life(error, crashed=is_cut_short)
         finally:
@@ -282,17 +283,16 @@ class _Life:
             self.plan.process.ring()
         self._look_turn = min(self.loop.turns + LOOK_TURNS, self.plan.process.next_turn)
 
-    def _check_end(self) -> None:
-        """The controller has ended by itself: nothing of it is left, and nothing that was learned is lost between two steps."""
+    def _check_end(self, error: BaseException | None) -> None:
+        """The controller has ended by itself: nothing of it is left, and where nothing failed, there is a checkpoint of its end."""
         left = [name for task in self.loop.tasks_left if not (name := task.get_name()).startswith(MAY_BE_LEFT)]
         if left:
             raise EndlessError(f"the controller has ended, and tasks of it have not: {left[:8]}")
         trainer = self._outcome.watcher.trainer
-        if trainer is None or trainer is self._trainer_before or trainer._is_updating:
+        if error is not None or trainer is None or trainer is self._trainer_before:
             return
-        step, newest = trainer.border.step, self._machine.newest
-        if step and step not in (newest and newest.border.step, self.plan.saved_step):
-            raise Violation("border", f"the run ended at the border of step {step}, and no checkpoint of it was begun")
+        if trainer.step != self._machine.newest.step:
+            raise Violation("checkpoint", f"the run has ended after step {trainer.step}, and there is no checkpoint of it")
 
     def _leave(self, error: BaseException | None) -> None:
         """What remains: the time, and of the journal what it must keep and perhaps more."""
@@ -302,10 +302,15 @@ class _Life:
         outcome.watcher.end(self.loop.time())
         machine.now_s = self.loop.time() + (0.0 if machine.is_finished else scenario.sim.times.restart_s)
         is_power_loss = isinstance(error, Crash) and error.args == (Loss.POWER,)
-        machine.journal.crash(unit(self._seed, 5), power=is_power_loss)
-        may_be_damaged = not machine.is_finished and len(machine.checkpoints) > 1
+        disk = machine.journal
+        least = disk.num_synced if is_power_loss else disk.num_acked
+        kept = least + int(unit(self._seed, 5) * (disk.num_entries - least + 1))
+        disk.keep(kept)
+        if self._oracles is not None:
+            self._oracles.survived(kept)
+        may_be_damaged = not machine.is_finished and machine.newest.step > 0
         if may_be_damaged and self.plan.strikes(FaultKind.CHECKPOINT_DAMAGE, "the newest checkpoint"):
-            machine.checkpoints.pop()
+            machine.damage_newest()
         outcome.hits.update(self.plan.hits)
         self.loop.abandon()
 

@@ -5,12 +5,22 @@ edges -> [Seams] <- faults, timeline, oracles
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from asyncrl.ports import GenerateRequest, Generation
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
+
+class SavePart(StrEnum):
+    """How far a checkpoint is. Only one that is done is there."""
+
+    BEGUN = "before its first byte"
+    HALF = "half written"
+    WRITTEN = "written, and not DONE"
+    DONE = "DONE, and nothing pruned or purged"
 
 
 class Observer(Protocol):
@@ -28,8 +38,16 @@ class Observer(Protocol):
 class Witness(Observer, Protocol):
     """An observer who asks for the things themselves."""
 
+    def asked(self, request: GenerateRequest) -> None:
+        """A session asks an engine."""
+        ...
+
     def generated(self, request: GenerateRequest, generation: Generation) -> None:
         """An engine gives this answer."""
+        ...
+
+    def save_begins(self, step: int) -> None:
+        """A checkpoint is asked for."""
         ...
 
     def updated(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> None:
@@ -64,6 +82,10 @@ class Seams:
         """At the begin of a generate call: does its engine die now?"""
         return False
 
+    def hangs(self, request_id: str) -> float | None:
+        """At the begin of a generate call: None, or it is never answered, and its engine makes no step for so many seconds."""
+        return None
+
     def journal_fails(self) -> bool:
         """At the end of a commit: did the disk refuse it?"""
         return False
@@ -71,11 +93,8 @@ class Seams:
     async def site(self, name: str) -> None:
         """A place in the controller where it may be held up (`World.site`)."""
 
-    def save_begins(self, step: int) -> None:
-        """A checkpoint of `step` is asked for."""
-
-    def saving(self) -> None:
-        """A checkpoint is half written."""
+    def saving(self, part: SavePart) -> None:
+        """A checkpoint has come so far."""
 
     # --- what happens
 
@@ -88,6 +107,16 @@ class Seams:
         """As an observer is told."""
         for observer in self._observers:
             observer.answered(request_id, generation, num_tokens, slot)
+
+    def save_begins(self, step: int) -> None:
+        """As a witness is told."""
+        if self._witness is not None:
+            self._witness.save_begins(step)
+
+    def asked(self, request: GenerateRequest) -> None:
+        """As a witness is told."""
+        if self._witness is not None:
+            self._witness.asked(request)
 
     def generated(self, request: GenerateRequest, generation: Generation) -> None:
         """As a witness is told."""

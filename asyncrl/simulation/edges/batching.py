@@ -34,8 +34,9 @@ class BatchingEngine(Engine):
         *,
         version: int,
         changed: Callable[[Engine], None],
+        name: str = "engine",
     ) -> None:
-        super().__init__(number, config, slots, world, seams, version=version, changed=changed)
+        super().__init__(number, config, slots, world, seams, version=version, changed=changed, name=name)
         self.decoding, self.prefilling = WorkSums(), WorkSums()
         self._filled_at = -1.0
 
@@ -66,7 +67,7 @@ class BatchingEngine(Engine):
 
     def _fill(self) -> None:
         """At a border: all who wait and find a slot."""
-        if self._is_paused or not self._is_at_border():
+        if self._stands_still or not self._is_at_border():
             return
         rows: list[Row] = []
         while self._waiting and self.num_running < self._slots:

@@ -2,8 +2,8 @@
 
 session -> [SimEngines.generate] -> the engine with the least load -> a slot -> prefill -> decode steps -> answer
 
-Engines that have died fail their requests and come back empty. It passes the parts of tests/rollout/test_conformance.py that need
-no model.
+Engines that have died fail their requests and come back empty; one that hangs answers nobody meanwhile. It passes the parts of
+tests/rollout/test_conformance.py that need no model.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from asyncrl.errors import EngineError
 from asyncrl.ports import GenerateRequest, Generation, WeightSnapshot, World
 from asyncrl.rollout.requests import check_request
 from asyncrl.simulation.edges.batching import BatchingEngine, work_of
+from asyncrl.simulation.edges.policy import SimSnapshot
 from asyncrl.simulation.edges.routing import LeastLoaded
 from asyncrl.simulation.edges.sampler import Answer, Sampler
 from asyncrl.simulation.edges.slots import Engine, Row
@@ -23,10 +24,14 @@ from asyncrl.simulation.seams import Seams
 
 
 class SimEngines:
-    """A RolloutEngine of `sim.engine.count` engines."""
+    """A RolloutEngine of `sim.engine.count` engines. `name`: of each, before its number."""
 
-    def __init__(self, scenario: Scenario, world: World, seams: Seams, *, version: int = 0) -> None:
+    def __init__(self, scenario: Scenario, world: World, seams: Seams, *, version: int = 0, name: str = "engine") -> None:
         self.version = version
+        self.num_publications = 0
+        self.weights_step: int | None = None
+        """Steps that the weights have seen which were published last."""
+        self._is_training = name == "engine"
         self.context_len = scenario.train_run().max_model_len
         self._publish_s = scenario.sim.training.publish_s
         self._overhead_s = scenario.sim.times.turn_overhead_s
@@ -39,7 +44,7 @@ class SimEngines:
         config, numbers, changed = scenario.sim.engine, range(scenario.sim.engine.count), self._router.changed
         self._batches = config.prefill_tokens > 0
         make = BatchingEngine if self._batches else Engine
-        self._engines = [make(n, config, self._slots, world, seams, version=version, changed=changed) for n in numbers]
+        self._engines = [make(n, config, self._slots, world, seams, version=version, changed=changed, name=name) for n in numbers]
         self._router.watch(self._engines)
         self._generated = 0
         self._is_up = asyncio.Event()
@@ -47,15 +52,27 @@ class SimEngines:
         self._why_closed = "the simulated engines are opened by `async with`"
         self._controller_until = 0.0
 
+    @property
+    def beats(self) -> int:
+        return int(sum(engine.beats for engine in self._engines))
+
     async def generate(self, request: GenerateRequest) -> Generation:
         check_request(request, context_len=self.context_len, vocab_size=VOCABULARY, has_decode=False)
+        self._seams.asked(request)
         answer = self._sampler.answer(request, self.context_len - len(request.prompt_ids))
         engine = await self._choose()
         prompt = hash(tuple(request.prompt_ids)) if self._batches else None  # of whole numbers: the same in every process
         row = Row(answer, asyncio.get_running_loop().create_future(), prompt)
         if answer.ids:
+            self._may_hang(request, engine, row)
             await self._decode(engine, row)
         return await self._give(request, row)
+
+    def _may_hang(self, request: GenerateRequest, engine: Engine, row: Row) -> None:
+        hangs_s = self._seams.hangs(request.request_id)
+        row.is_lost = hangs_s is not None
+        if hangs_s:
+            engine.hang(hangs_s)
 
     async def _decode(self, engine: Engine, row: Row) -> None:
         engine.take(row)
@@ -114,8 +131,11 @@ class SimEngines:
     async def publish(self, version: int, snapshot: WeightSnapshot) -> None:
         began = self._world.now()
         await asyncio.sleep(self._publish_s)
-        self._seams.busy("trainer", "publish", began, self._world.now())
+        if self._is_training:
+            self._seams.busy("trainer", "publish", began, self._world.now())
         self.version = version
+        self.num_publications += 1
+        self.weights_step = len(snapshot.lineage) if isinstance(snapshot, SimSnapshot) else None
         for engine in self._engines:
             engine.stamp(version)
 

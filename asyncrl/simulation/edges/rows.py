@@ -9,14 +9,16 @@ from asyncrl.world import derive_seed
 class SimRows:
     """`sim.prompts.count` rows, made when they are asked for."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, *, count: int | None = None) -> None:
+        """count: of rows, where it is another."""
         self._config = scenario.sim.prompts
+        self._count = scenario.sim.prompts.count if count is None else count
         self._tokens_per_id = scenario.sim.sessions.tokens_per_id
         self._longest = scenario.data.max_prompt_length
         self._seed = derive_seed("rows", scenario.trainer.seed)
 
     def __len__(self) -> int:
-        return self._config.count
+        return self._count
 
     def __getitem__(self, position: int) -> dict[str, Json]:
         tokens = draw_count(self._config.prompt_len, unit(self._seed, position))

@@ -7,13 +7,14 @@ counter of steps an engine and one timer for its next row to end, whatever the n
 1. No more rows run than there are slots; rows get them in the order in which they came.
 2. A row that leaves (its caller was cancelled) frees its slot, or its place in the queue, at once.
 3. A token is of the version under which its step began.
+4. An engine that hangs makes no step and takes no row in, and a call that is lost is never answered, whatever its engine does.
 """
 
 import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable
-from math import ceil
+from math import ceil, inf
 
 from asyncrl.config.simulation import SimEngineConfig
 from asyncrl.errors import EngineError
@@ -24,9 +25,9 @@ from asyncrl.simulation.seams import Seams
 
 class Row:
     """One request on its way. `marks`: (steps of its engine, version) from which its tokens are of that version. `prompt`: the same
-    for equal prompts; None: like no other."""
+    for equal prompts; None: like no other. `is_lost`: it never ends by itself."""
 
-    __slots__ = ("answer", "began_s", "begin", "end", "future", "has_slot", "is_gone", "marks", "prompt")
+    __slots__ = ("answer", "began_s", "begin", "end", "future", "has_slot", "is_gone", "is_lost", "marks", "prompt")
 
     def __init__(self, answer: Answer, future: "asyncio.Future[None]", prompt: int | None = None) -> None:
         self.answer = answer
@@ -34,7 +35,7 @@ class Row:
         self.prompt = prompt
         self.begin = self.end = self.began_s = 0.0
         self.marks: list[tuple[float, int]] = []
-        self.has_slot = self.is_gone = False
+        self.has_slot = self.is_gone = self.is_lost = False
 
     def __lt__(self, other: "Row") -> bool:
         return self.end < other.end
@@ -61,9 +62,10 @@ class Engine:
         *,
         version: int,
         changed: Callable[["Engine"], None],
+        name: str = "engine",
     ) -> None:
         self.number = number
-        self.name = f"engine {number}"
+        self.name = f"{name} {number}"
         self.is_alive = True
         self.num_running = self.num_waiting = 0
         self._waiting: deque[Row] = deque()
@@ -75,7 +77,8 @@ class Engine:
         self._seams = seams
         self._version = version
         self._changed = changed
-        self._is_paused = False
+        self._is_paused = self._hangs = False
+        self._worked = 0.0
         self._steps = self._target = 0.0
         self._at = world.now()
         self._prefilling_until = 0.0
@@ -85,6 +88,11 @@ class Engine:
     def load(self) -> int:
         """Requests here."""
         return self.num_running + self.num_waiting
+
+    @property
+    def beats(self) -> float:
+        """Steps so far, and rows taken in: it grows only while the engine works."""
+        return self._worked + self._steps_since()
 
     # --- requests
 
@@ -127,6 +135,7 @@ class Engine:
     def come_back(self) -> None:
         """Empty."""
         self.is_alive = True
+        self._hangs = False
         self._prefilling_until = 0.0
         self._at = self._world.now()
         self._changed(self)
@@ -151,23 +160,49 @@ class Engine:
         self._fill()
         self._set_timer()
 
+    # --- faults
+
+    def hang(self, seconds: float) -> None:
+        """Stand still for so long; dying ends it, too."""
+        self._advance()
+        self._hangs = True
+        self._cancel_timer()
+        asyncio.get_running_loop().call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._hangs and self.is_alive:
+            self._advance()
+            self._hangs = False
+            self._fill()
+            self._set_timer()
+
     # --- time
+
+    @property
+    def _stands_still(self) -> bool:
+        return self._is_paused or self._hangs
 
     def _step_s(self) -> float:
         return self._config.decode_step_s + self._config.decode_row_s * self.num_running
 
     def _advance(self) -> None:
         """Count the steps made since it was looked at last. To be called before the number of rows changes."""
-        now = self._world.now()
-        began = max(self._at, self._prefilling_until)
+        steps = self._steps_since()
+        self._steps += steps
+        self._worked += steps
+        self._at = self._world.now()
+
+    def _steps_since(self) -> float:
+        """Steps made since it was looked at last."""
+        now, began = self._world.now(), max(self._at, self._prefilling_until)
         step_s = self._step_s()
-        if self.num_running and now > began and step_s and not self._is_paused:
-            self._steps += (now - began) / step_s
-        self._at = now
+        if self.num_running and now > began and step_s and not self._stands_still:
+            return (now - began) / step_s
+        return 0.0
 
     def _fill(self) -> None:
         """Give free slots to who waits."""
-        if self._is_paused or not self._waiting or self.num_running >= self._slots:
+        if self._stands_still or not self._waiting or self.num_running >= self._slots:
             return
         self._advance()
         now = self._at
@@ -185,8 +220,9 @@ class Engine:
     def _start(self, row: Row, step: float, now: float) -> None:
         """It has a slot, and its tokens are those of the steps from `step` on."""
         row.has_slot = True
+        self._worked += 1
         row.begin, row.began_s = step, now
-        row.end = step + self._seams.slowed("generate", row.answer.num_tokens)
+        row.end = inf if row.is_lost else step + self._seams.slowed("generate", row.answer.num_tokens)
         row.marks.append((step, self._version))
         heapq.heappush(self._running, row)
 
@@ -202,7 +238,7 @@ class Engine:
         if not self._running:
             self._steps = 0.0  # small numbers are the exact ones
         target = self._next_event()
-        if target is not None and not self._is_paused:
+        if target is not None and target < inf and not self._stands_still:
             self._target = target
             stall_s = max(self._prefilling_until - self._at, 0.0)
             wait_s = stall_s + max(self._target - self._steps, 0.0) * self._step_s()
@@ -212,6 +248,7 @@ class Engine:
         """Nothing has changed since the timer was set, so its row is at its end, whatever the clock's last digits say."""
         self._timer = None
         self._at = self._world.now()
+        self._worked += max(self._target - self._steps, 0.0)
         self._steps = max(self._steps, self._target)
         while self._running and (self._running[0].is_gone or self._running[0].end <= self._steps):
             row = heapq.heappop(self._running)

@@ -12,8 +12,12 @@ from asyncrl.errors import (
     DeadlineError,
     EngineError,
     EvaluationError,
+    GroupFailedError,
+    GroupsExhaustedError,
     JournalWriteError,
+    PoisonedStepError,
     ReplayError,
+    StalledError,
     StrayCancelError,
     TooManyFailuresError,
 )
@@ -21,15 +25,20 @@ from asyncrl.simulation.errors import Crash, InjectedError, SimulationError
 from asyncrl.simulation.faults.kinds import FaultKind
 
 K = FaultKind
-_SLOW = frozenset({K.AWAIT_HANG, K.TOOL_HANG, K.REWARD_HANG, K.ENGINE_DEATH, K.STRAGGLER, K.JOURNAL_SLOW, K.SITE})
-_SESSION = _SLOW | {K.AWAIT_ERROR, K.AWAIT_CANCEL, K.TOOL_ERROR, K.REWARD_ERROR}
+SLOW = frozenset(
+    {K.AWAIT_HANG, K.TOOL_HANG, K.REWARD_HANG, K.ENGINE_DEATH, K.ENGINE_HANG, K.EVAL_HANG, K.STRAGGLER, K.JOURNAL_SLOW, K.SITE}
+)
+"""Faults that make somebody wait."""
+_SESSION = SLOW | {K.AWAIT_ERROR, K.AWAIT_CANCEL, K.TOOL_ERROR, K.REWARD_ERROR}
 
 EXPLAINED_BY: tuple[tuple[type[BaseException], frozenset[FaultKind]], ...] = (
     (JournalWriteError, frozenset({K.JOURNAL_FAIL})),
     (TooManyFailuresError, _SESSION),
+    (GroupFailedError, _SESSION),
+    (StalledError, _SESSION),
     (EvaluationError, _SESSION),
     (EngineError, frozenset({K.ENGINE_DEATH})),
-    (DeadlineError, _SLOW),
+    (DeadlineError, SLOW),
     (StrayCancelError, frozenset({K.AWAIT_CANCEL})),
 )
 """Errors that a controller may end with, and the faults one of which must have happened in its life."""
@@ -42,6 +51,14 @@ def is_explained(error: BaseException, hits: Mapping[FaultKind, int]) -> bool:
     if any(isinstance(each, SimulationError) for each in chain_of(error)):
         return False
     return all(_is_explained(each, hits) for each in _members(error))
+
+
+def ends_run(error: BaseException, hits: Mapping[FaultKind, int], num_lives: int, max_step_tries: int) -> bool:
+    """Is this the end of the whole run, and its right? A step that was tried too often (each try takes a life), a failed group, no
+    row that is left. hits: of all its lives, since what a fault has done outlives them."""
+    if isinstance(error, PoisonedStepError):
+        return num_lives > max_step_tries
+    return isinstance(error, (GroupFailedError, GroupsExhaustedError)) and any(hits.get(kind) for kind in _SESSION)
 
 
 def _is_explained(error: BaseException, hits: Mapping[FaultKind, int]) -> bool:

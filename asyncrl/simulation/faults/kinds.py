@@ -16,6 +16,8 @@ class FaultKind(StrEnum):
     REWARD_HANG = "reward_hang"
     STRAGGLER = "straggler"
     ENGINE_DEATH = "engine_death"
+    ENGINE_HANG = "engine_hang"
+    EVAL_HANG = "eval_hang"
     LATE_WRITE = "late_write"
     TAG_REPLAY = "tag_replay"
     JOURNAL_SLOW = "journal_slow"

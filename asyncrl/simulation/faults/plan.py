@@ -22,7 +22,7 @@ from asyncrl.simulation.faults.rates import Rate
 from asyncrl.simulation.faults.resumes import ResumeFaults
 from asyncrl.simulation.faults.sites import SiteFaults
 from asyncrl.simulation.loop import VirtualLoop
-from asyncrl.simulation.seams import Observer, Seams, Witness
+from asyncrl.simulation.seams import Observer, SavePart, Seams, Witness
 from asyncrl.stopping import Stop
 from asyncrl.world import derive_seed
 
@@ -34,10 +34,14 @@ GONE_SHARE = 0.02
 """Of the slow commits."""
 SYNC_HANG_S = 3600.0
 """Seconds that a sync tool hangs in its thread."""
+HANGS_S = (0.0, 1.0, 100.0, 2000.0)
+"""Seconds that an engine stands still: not at all, or up to so many."""
 LOUDNESS = (0.2, 1.0, 3.0)
 """Times its rate that a kind is armed with: a seed may see much of one fault and little of another."""
 OF_A_LIFE = frozenset({FaultKind.CRASH, FaultKind.SIGTERM, FaultKind.CHECKPOINT_DAMAGE})
 """Kinds whose rate is of whole lives: those that are armed have it as it is."""
+EVALUATION = "val-"
+"""Uids of evaluations begin so."""
 AWAITS = (FaultKind.AWAIT_ERROR, FaultKind.AWAIT_CANCEL, FaultKind.AWAIT_HANG)
 
 
@@ -141,6 +145,14 @@ class FaultPlan(Seams):
     def engine_dies(self) -> bool:
         return self.strikes(FaultKind.ENGINE_DEATH, "engine")
 
+    def hangs(self, request_id: str) -> float | None:
+        if request_id.startswith(EVALUATION):
+            return 0.0 if self.strikes(FaultKind.EVAL_HANG, request_id) else None
+        if not self.strikes(FaultKind.ENGINE_HANG, request_id):
+            return None
+        draw = self.rates[FaultKind.ENGINE_HANG].draw
+        return HANGS_S[int(draw() * len(HANGS_S))] * draw()
+
     def journal_fails(self) -> bool:
         return self.strikes(FaultKind.JOURNAL_FAIL, "journal")
 
@@ -155,10 +167,11 @@ class FaultPlan(Seams):
             await asyncio.sleep(pause_s)
 
     def save_begins(self, step: int) -> None:
+        super().save_begins(step)
         self.saved_step = step
 
-    def saving(self) -> None:
-        self.process.saving()
+    def saving(self, part: SavePart) -> None:
+        self.process.saving(part)
 
 
 async def _hang() -> None:

@@ -1,4 +1,4 @@
-"""Faults of the whole controller: killed at any turn of the loop, in the middle of a checkpoint, or while it starts; asked to stop
+"""Faults of the whole controller: killed at any turn of the loop, in each part of a checkpoint, or while it recovers; asked to stop
 at any turn, perhaps twice.
 
 loop (each turn) -> [ProcessFaults] -> Crash, Stop
@@ -11,10 +11,13 @@ from asyncrl.simulation.errors import Crash
 from asyncrl.simulation.faults.kinds import FaultKind
 from asyncrl.simulation.faults.rates import NEVER, Rate, distance
 from asyncrl.simulation.loop import VirtualLoop
+from asyncrl.simulation.seams import SavePart
 from asyncrl.stopping import Stop
 
 STARTING_TURNS = 40
 """Turns within which a controller that goes on from a checkpoint has started."""
+RECOVERY_TURNS = 400
+"""Turns within which it has repeated its recorded steps, mostly."""
 SECOND_SIGNAL_TURNS = 200
 """Turns within which an impatient person signals again."""
 
@@ -44,7 +47,7 @@ class ProcessFaults:
         self._stop = stop
         self._note = note
         self._crash_turn = self._stop_turn = NEVER
-        self._crashes_in_checkpoint = False
+        self._crash_part: SavePart | None = None
         self._crash_pass = NEVER
         self._loss = Loss.PROCESS
         self._plan_crash(rates[FaultKind.CRASH], expected_turns)
@@ -57,11 +60,12 @@ class ProcessFaults:
             return
         self._loss = Loss.POWER if rate.draw() < 0.5 else Loss.PROCESS
         where = rate.draw()
-        if where < 0.15:
-            self._crash_turn = 1 + int(rate.draw() * STARTING_TURNS)
-        elif where < 0.3:
-            self._crashes_in_checkpoint = True
-        elif where < 0.45:
+        if where < 0.2:
+            within = STARTING_TURNS if rate.draw() < 0.5 else RECOVERY_TURNS
+            self._crash_turn = 1 + int(rate.draw() * within)
+        elif where < 0.35:
+            self._crash_part = list(SavePart)[int(rate.draw() * len(SavePart))]
+        elif where < 0.5:
             self._crash_pass = distance(1 / MEAN_PASSES, rate.draw())
         else:
             self._crash_turn = 1 + int(rate.draw() * expected_turns)
@@ -89,10 +93,10 @@ class ProcessFaults:
         if not self._crash_pass:
             self._loop.fail(self._crash(f"at {site}", is_raised=False))
 
-    def saving(self) -> None:
-        """A checkpoint is half written."""
-        if self._crashes_in_checkpoint:
-            self._loop.fail(self._crash("in the middle of a checkpoint", is_raised=False))
+    def saving(self, part: SavePart) -> None:
+        """A checkpoint has come so far."""
+        if self._crash_part is part:
+            self._loop.fail(self._crash(f"with a checkpoint {part}", is_raised=False))
 
     def _crash(self, where: str, *, is_raised: bool = True) -> Crash:
         self._note(FaultKind.CRASH, f"{where}, {self._loss}")

@@ -28,13 +28,13 @@ class Forgotten(Oracle):
         """Group -> the entry with which it came, and went."""
 
     def entry(self, changes: Changes) -> None:
-        if any(before is None for before, _ in changes.records):
+        if changes.recorded:
             self._check()
         for put in changes.put:
             if put.row.is_prompt and put.tag_before is None:
                 self._born[put.row.entry.uid] = changes.number
         gone = [row.entry.uid for row in changes.removed if row.is_prompt]
-        gone += [uid for _, record in changes.records if record.is_retired for uid in record.uids]
+        gone += [uid for record in changes.retired for uid in record.uids]
         for uid in gone:
             self._gone.setdefault(uid, changes.number)
 
@@ -97,6 +97,12 @@ class Agreement(Oracle):
         if held != len(self.ground.shadow.keys):
             self.fail(f"the store holds {held} keys; its entries say {len(self.ground.shadow.keys)}")
 
+    def begin(self) -> None:
+        """A restart gives back what was kept, values included; rows of steps that the weights have not seen are there again."""
+        if self.ground.run.store.journal:
+            self._check_values(self.ground.state, "the store that a restart begins with")
+            self._check_rest(self.ground.state, "the store that a restart begins with")
+
     def end(self) -> None:
         """Memory, entries and what the next life would find are the same, values included."""
         ground, shadow = self.ground, self.ground.shadow
@@ -104,7 +110,11 @@ class Agreement(Oracle):
         if ground.state.ledger.counters != Counter(shadow.counters):
             self.fail(f"the ledger counts {dict(ground.state.ledger.counters)}; its entries say {shadow.counters}")
         if ground.run.store.journal and not ground.has_journal_failed:
-            self._check_recovery(State(kept(ground.machine.journal, has_values=bool(shadow.keys)), is_journaled=True))
+            found = kept(ground.machine.journal, has_values=bool(shadow.keys))
+            step = max(shadow.done, default=found.steps.purged)
+            state = State(found, is_journaled=True, weights_step=step)
+            self._check_values(state, "what the journal gives back")
+            self._check_rest(state, "what the journal gives back")
 
     def _check_values(self, state: State, who: str) -> None:
         expected = self.ground.shadow.keys
@@ -121,21 +131,20 @@ class Agreement(Oracle):
                 differ = sorted(name for name in {*values, *written} if values.get(name) != written.get(name))
                 self.fail(f"{who} has other values in fields {differ} of key {key!r} than its entries say")
 
-    def _check_recovery(self, found: State) -> None:
-        """What the next life would begin with."""
+    def _check_rest(self, found: State, who: str) -> None:
+        """Leases, turns, records and counters."""
         shadow = self.ground.shadow
-        self._check_values(found, "what the journal gives back")
         for uid in {*found.leases.uids, *shadow.leases}:
             leases = {entry.session_id: entry for entry in found.leases.entries(uid)}
             if leases != shadow.leases.get(uid, {}):
-                self.fail(f"the journal gives back the leases {leases} of group {uid!r}; written were {shadow.leases.get(uid, {})}")
+                self.fail(f"{who} has the leases {leases} of group {uid!r}; written were {shadow.leases.get(uid, {})}")
         turns = {(uid, number): len(found.ledger.turns(uid, number)) for uid, number in found.ledger.sessions}
         written = {(uid, number): count for uid, sessions in shadow.turns.items() for number, count in sessions.items()}
         if turns != written:
-            self.fail(f"the journal gives back turns {turns}; written were {written}")
+            self.fail(f"{who} has turns {turns}; written were {written}")
         if found.ledger.records != shadow.records or found.ledger.counters != Counter(shadow.counters):
             back = f"records of steps {sorted(found.ledger.records)} and {dict(found.ledger.counters)}"
-            self.fail(f"the journal gives back {back}; written were {sorted(shadow.records)} and {shadow.counters}")
+            self.fail(f"{who} has {back}; written were {sorted(shadow.records)} and {shadow.counters}")
 
 
 def kept(disk: JournalDisk, *, has_values: bool) -> Saved:
@@ -143,7 +152,4 @@ def kept(disk: JournalDisk, *, has_values: bool) -> Saved:
     saved = disk.saved.copy()
     for entry in disk.entries:
         saved.apply(entry if has_values else [op for op in entry if type(op) is not PutColumn])
-    for record in saved.records.values():
-        for row_id in record.row_ids if record.is_retired else ():
-            saved.rows.pop(row_id, None)
     return saved

@@ -1,7 +1,10 @@
-"""I10: no more under way than there are places, as many permits as holders, and nothing left when the controller is closed."""
+"""I10: no more under way than there are places, as many permits as holders, nothing left when the controller is closed; and what is
+kept does not grow.
+"""
 
 from asyncrl.simulation.oracles.ground import Ground, Task
 from asyncrl.simulation.oracles.oracle import Oracle
+from asyncrl.simulation.oracles.shadow import Changes
 
 
 class Places(Oracle):
@@ -77,17 +80,31 @@ class Emptied(Oracle):
 
     def end(self) -> None:
         ground, shadow = self.ground, self.ground.shadow
-        if not ground.machine.is_finished or ground.run.max_staleness:
-            return  # with staleness, groups for later steps are under way to the end
+        if not ground.machine.is_finished:
+            return
         if shadow.groups:
             self.fail(f"the run is over, and keys are left: {sorted(key for group in shadow.groups.values() for key in group)[:4]}")
         if shadow.leases or shadow.turns:
             self.fail(
                 f"the run is over, and leases of {sorted(shadow.leases)[:4]} and turns of {sorted(shadow.turns)[:4]} are left"
             )
-        early = [record.step for record in shadow.records.values() if not record.is_retired]
+        early = sorted(set(shadow.records) - shadow.done)
         if early:
             self.fail(f"the run is over, and steps {early} are not retired")
         stats = ground.edges.queue.stats()
         if stats["keys"] or stats["bytes"] or stats["turns"]:
             self.fail(f"the run is over, and the store holds {stats['keys']} keys, {stats['bytes']} bytes, {stats['turns']} turns")
+
+
+class Bounded(Oracle):
+    """What is kept does not grow: records of three intervals of checkpoints, and as many groups as there are places."""
+
+    name = "I10"
+
+    def entry(self, changes: Changes) -> None:
+        ground = self.ground
+        save_freq, kept = ground.run.trainer.save_freq, ground.run.trainer.max_ckpt_to_keep
+        if changes.recorded and ground.run.store.journal and save_freq and len(ground.shadow.records) > (kept + 1) * save_freq:
+            self.fail(f"{len(ground.shadow.records)} records are kept, with {save_freq} steps from checkpoint to checkpoint")
+        if changes.put and ground.shadow.num_unrecorded > ground.num_places:
+            self.fail(f"{ground.shadow.num_unrecorded} groups are alive, and there are {ground.num_places} places")

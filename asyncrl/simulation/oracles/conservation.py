@@ -1,8 +1,9 @@
 """I1: every prompt that the feed handed out is trained, dropped with a reason, or open, at any time and over restarts."""
 
+from collections import Counter
 from collections.abc import Sequence
 
-from asyncrl.simulation.oracles.book import Line
+from asyncrl.simulation.oracles.book import Fate, Line
 from asyncrl.simulation.oracles.ground import Ground
 from asyncrl.simulation.oracles.oracle import Oracle
 from asyncrl.simulation.oracles.shadow import Changes
@@ -15,19 +16,51 @@ class Conservation(Oracle):
 
     def __init__(self, ground: Ground) -> None:
         super().__init__(ground)
-        self._first = ground.book.cursor
         self._told: tuple[int, ...] = ()
 
+    def begin(self) -> None:
+        """After a restart the journal and the book agree about every prompt that was ever admitted."""
+        book, shadow = self.ground.book, self.ground.shadow
+        if not self.ground.run.store.journal:
+            return
+        recorded = {uid for record in shadow.records.values() for uid in record.uids}
+        under_way = {row.entry.uid for row in shadow.keys.values() if row.is_prompt} - recorded
+        if under_way != set(book.open):
+            self.fail(f"after the restart groups {sorted(under_way ^ set(book.open))[:4]} are lost, or came back")
+        purged = shadow.counters.get("purged_step", 0)
+        for line in book.lines.values():
+            is_kept = line.fate in (Fate.RECORDED, Fate.TRAINED) and line.step > purged
+            if is_kept != (line.uid in recorded):
+                self.fail(f"after the restart {line}, and it is in {'no' if is_kept else 'a'} record")
+        self._check_counters()
+
+    def _check_counters(self) -> None:
+        """admitted = trained + dropped by reason + open, by the journal's counters and by the book."""
+        book, counters = self.ground.book, self.ground.shadow.counters
+        dropped = Counter(line.reason for line in book.lines.values() if line.fate is Fate.DROPPED)
+        counted = {name.removeprefix(DROPPED): count for name, count in counters.items() if name.startswith(DROPPED) and count}
+        if counters.get("admitted", 0) != len(book.lines) or counted != dropped:
+            self.fail(
+                f"the counters are {_shown(counters)}; there were {len(book.lines)} prompts, and dropped were {dict(dropped)}"
+            )
+
     def fed(self, lines: Sequence[Line]) -> None:
-        """The rule of admission, with the groups recorded as the store knows them."""
+        """The rule of admission, with the groups recorded as the store knows them; the next prompts, none but those left out."""
         ground, version = self.ground, self.ground.engines.version
-        recorded = {uid for record in ground.shadow.records.values() if record.step > version for uid in record.uids}
-        limit = (ground.run.max_staleness + 1) * ground.run.data.train_batch_size
-        alive = sum(uid not in recorded for uid in ground.admission._alive)  # a record is in the store before admission has it
-        if alive + len(recorded) > limit:
+        for line in lines:
+            if line.uid != ground.world.uid(line.number):
+                self.fail(f"prompt {line.number} was admitted as group {line.uid!r}, which is another one's name")
+        recorded = {
+            uid
+            for record in ground.shadow.records.values()
+            if record.step > version * ground.run.publish_freq
+            for uid in record.uids
+        }
+        alive = len(ground.book.open.keys() - recorded)
+        if alive + len(recorded) > ground.num_places:
             self.fail(
                 f"{lines[-1]} was admitted without a place: {alive} alive + {len(recorded)} recorded "
-                f"since version {version} > {limit}"
+                f"since version {version} > {ground.num_places}"
             )
 
     def turn(self) -> None:
@@ -43,11 +76,11 @@ class Conservation(Oracle):
             self.fail(
                 f"admission: {admitted} admitted != {trained} trained + {dropped} dropped + {alive} alive + {recorded} recorded"
             )
-        fed = self.ground.book.cursor - self._first
-        if admitted != fed:
-            self.fail(f"the feed handed {fed} prompts out, and {admitted} were admitted")
-        if dropped < self.ground.book.num_dropped:
-            self.fail(f"the store dropped {self.ground.book.num_dropped} groups, admission only {dropped}")
+        book = self.ground.book
+        if admitted != len(book.lines):
+            self.fail(f"{len(book.lines)} prompts were admitted, and admission counts {admitted}")
+        if dropped < book.num(Fate.DROPPED):
+            self.fail(f"the store dropped {book.num(Fate.DROPPED)} groups, admission only {dropped}")
 
     def entry(self, changes: Changes) -> None:
         self._keep_book(changes)
@@ -61,34 +94,37 @@ class Conservation(Oracle):
                 )
 
     def _keep_book(self, changes: Changes) -> None:
-        book = self.ground.book
-        for before, after in changes.records:
-            if before is None:
-                for uid in after.uids:
-                    book.record(uid, after.step)
-            if after.is_retired and (before is None or not before.is_retired):
-                for uid in after.uids:
-                    book.train(uid, after.step)
+        book, number = self.ground.book, changes.number
+        for record in changes.recorded:
+            for uid in record.uids:
+                book.record(number, uid, record.step)
+        for record in changes.retired:
+            for uid in record.uids:
+                book.train(number, uid, record.step)
         purged = {uid for record in changes.forgotten for uid in record.uids}
         gone = [row.entry.uid for row in changes.removed if row.is_prompt and row.entry.uid not in purged]
         if gone:
-            reasons = [name.removeprefix("dropped/") for name, grown in changes.counted.items() if name.startswith("dropped/")]
+            reasons = [name.removeprefix(DROPPED) for name, grown in changes.counted.items() if name.startswith(DROPPED)]
             if not reasons:
                 self.fail(f"groups {gone} went, and no reason was counted")
             for uid in gone:
-                book.drop(uid, reasons[0])
+                book.drop(number, uid, reasons[0])
 
     def end(self) -> None:
-        """A finished run has nothing open but what it began for later steps, and trained what its weights say."""
+        """The counters are right; and a finished run has nothing open, and trained what its weights say."""
+        self._check_counters()
         if not self.ground.machine.is_finished:
             return
-        book, scenario = self.ground.book, self.ground.machine.scenario
-        if len(book.open) > self.ground.run.max_staleness * scenario.data.train_batch_size:
+        book = self.ground.book
+        if book.open:
             self.fail(f"the run is over, and {len(book.open)} groups are open, the first: {next(iter(book.open.values()))}")
-        trained = {line.uid for line in book.lines.values() if line.fate == "trained"}
+        trained = {line.uid for line in book.lines.values() if line.fate is Fate.TRAINED}
         learned = {uid for step in self.ground.lineage for uid in step}
         if trained != learned:
             self.fail(f"the book and the weights differ about {sorted(trained ^ learned)[:4]}")
+
+
+DROPPED = "dropped/"
 
 
 def _shown(counters: dict[str, int]) -> str:

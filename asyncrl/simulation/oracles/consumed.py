@@ -51,9 +51,9 @@ class Fresh(Oracle):
     name = "I7"
 
     def updated(self, update: Update) -> None:
-        version = len(update.lineage)
-        record = self.ground.shadow.records.get(version + 1)
-        bound = self.ground.run.max_staleness
+        step = len(update.lineage) + 1
+        version, bound = self.ground.version_of(step - 1), self.ground.run.max_staleness
+        record = self.ground.shadow.records.get(step)
         for key in record.keys if record is not None else ():
             row = self.ground.shadow.keys.get((TRAIN, key))
             if row is None or "token_versions" not in row.cells:

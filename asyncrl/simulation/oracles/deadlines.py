@@ -1,5 +1,5 @@
-"""I11: every wait has its deadline. A session, a tool call and a step end within a time that the configuration states, and somebody
-always gets on.
+"""I11: every wait has its deadline. A session, a group, a tool call and a step end within a time that the configuration states, and
+somebody always gets on.
 """
 
 import math
@@ -17,14 +17,15 @@ SLACK_S = 60.0
 
 
 class Deadlines(Oracle):
-    """Of guests: sessions and tool calls. Those that hold on to their cancellation are left behind, which is allowed."""
+    """Of groups, and of guests: sessions and tool calls. A guest that holds on to its cancellation is left behind, as it may be."""
 
     name = "I11"
 
     def __init__(self, ground: Ground) -> None:
         super().__init__(ground)
         agent = ground.run.agent
-        self._bounds = {"guest: session": agent.timeout_s, "guest: tool": agent.tool_timeout_s}
+        group_s = agent.group_timeout_s + 2 * ground.run.store.commit_timeout_s
+        self._bounds = {"guest: session": agent.timeout_s, "guest: tool": agent.tool_timeout_s, "group ": group_s}
         self._due: dict[str, deque[tuple[float, Task, str]]] = {kind: deque() for kind in self._bounds}
         """In the order of their deadlines, since all of a kind have the same bound."""
 
@@ -60,7 +61,7 @@ class Progress(Oracle):
         self._step_bound_s = step_bound(ground.run)
         self._last = self._step_began = ground.loop.time()
         self._state: tuple[object, ...] = ()
-        self._step = ground.trainer.border.step
+        self._step = ground.trainer.step
 
     def entry(self, changes: Changes) -> None:
         self._last = self.ground.loop.time()
@@ -77,14 +78,14 @@ class Progress(Oracle):
 
     def turn(self) -> None:
         now, ground = self.ground.loop.time(), self.ground
-        state = (ground.engines.version, len(ground.machine.checkpoints), ground.machine.newest, ground.trainer.border)
+        state = (ground.engines.version, len(ground.machine.checkpoints), ground.machine.newest, ground.trainer.step)
         if state != self._state:
             self._state, self._last = state, max(self._last, now)
         if now - self._last > self._bound_s:
             idle_s, waiting = now - self._last, describe_tasks(ground.loop.tasks_left)
             self.fail(f"nothing has happened for {idle_s:.1f} s; the longest wait is {self._bound_s:g} s\n{waiting}")
-        if ground.trainer.border.step != self._step:
-            self._step, self._step_began = ground.trainer.border.step, now
+        if ground.trainer.step != self._step:
+            self._step, self._step_began = ground.trainer.step, now
         if now - self._step_began > self._step_bound_s:
             self.fail(f"step {self._step + 1} takes more than {self._step_bound_s:g} s, the sum of its deadlines")
 
@@ -93,11 +94,20 @@ class Progress(Oracle):
 
 
 def longest_wait(run: TrainRun) -> float:
-    """Seconds that a part of the controller may wait for one thing, by its deadlines: a session, a request, a commit, a scoring."""
-    return max(run.agent.timeout_s, run.rollout.request_timeout_s, run.store.commit_timeout_s, run.reward.timeout_s)
+    """Seconds that a part of the controller may wait for one thing, by its deadlines: a session, a request, a commit, a scoring,
+    the next attempt."""
+    deadlines = (run.agent.timeout_s, run.rollout.request_timeout_s, run.rollout.publish_timeout_s, run.store.commit_timeout_s)
+    return max(*deadlines, run.reward.timeout_s) + backoff_s(run)
+
+
+def backoff_s(run: TrainRun) -> float:
+    """Seconds before the last attempt at a session."""
+    return run.agent.retry_backoff_s * 2.0 ** max(run.agent.max_attempts - 2, 0)
 
 
 def step_bound(run: TrainRun) -> float:
-    """Seconds of a whole step: its groups, its stages, the copy of the weights, a checkpoint, the publication, the journal."""
+    """Seconds of a whole step: its groups, its stages, the copy of the weights, a checkpoint, the publication, an evaluation, the
+    journal."""
     stages = 8 * run.trainer.stage_timeout_s
-    return run.replay.sample_timeout_s + stages + 2 * run.rollout.request_timeout_s + 8 * run.store.commit_timeout_s + SLACK_S
+    publication = run.trainer.stage_timeout_s + 2 * run.rollout.publish_timeout_s
+    return run.replay.sample_timeout_s + stages + publication + 2 * run.eval.timeout_s + 8 * run.store.commit_timeout_s + SLACK_S

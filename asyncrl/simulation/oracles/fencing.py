@@ -33,9 +33,8 @@ class Fencing(Oracle):
         for row in changes.removed:
             if row.is_prompt:
                 self._gone.add(row.entry.uid)
-        for _, record in changes.records:
-            if record.is_retired:
-                self._gone.update(record.uids)
+        for record in changes.retired:
+            self._gone.update(record.uids)
 
     def _check_lease(self, row: RowEntry, lease: LeaseEntry | None) -> None:
         if row.uid in self._gone:

@@ -1,6 +1,7 @@
 """What the oracles of one life look at."""
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +12,13 @@ from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.replay.signal import Signal
 from asyncrl.simulation.edges.engine import SimEngines
 from asyncrl.simulation.edges.policy import Lineage, SimPolicy
+from asyncrl.simulation.faults.kinds import FaultKind
 from asyncrl.simulation.loop import VirtualLoop
 from asyncrl.simulation.machine import Machine
 from asyncrl.simulation.oracles.book import Book
+from asyncrl.simulation.oracles.memory import Memory
 from asyncrl.simulation.oracles.shadow import Shadow
+from asyncrl.simulation.watcher import Watcher
 from asyncrl.simulation.world import SimWorld
 from asyncrl.trainer import Trainer
 from asyncrl.transfer_queue.state import State
@@ -48,7 +52,10 @@ class Ground:
     loop: VirtualLoop
     world: SimWorld
     shadow: Shadow
-    book: Book
+    memory: Memory
+    watcher: Watcher
+    hits: Counter[FaultKind]
+    """Faults that came true in this life."""
     tasks: Tasks = field(default_factory=Tasks)
     state: State = field(init=False)
     """What the store holds."""
@@ -59,20 +66,39 @@ class Ground:
     changed: Signal = field(init=False)
     """Admission's."""
     engines: SimEngines = field(init=False)
+    """Those of training."""
     policy: SimPolicy = field(init=False)
 
     def __post_init__(self) -> None:
         trainer = self.trainer
-        assert isinstance(trainer.engine, SimEngines)
+        assert isinstance(self.edges.rollout.engine, SimEngines)
         assert isinstance(self.edges.policy, SimPolicy)
         self.feed, self.changed = trainer.feed, trainer.admission.changed
-        self.engines, self.policy = trainer.engine, self.edges.policy
+        self.engines, self.policy = self.edges.rollout.engine, self.edges.policy
         self.state, self.admission, self.replay, self.runner = (
             trainer.queue._state,
             trainer.admission,
             trainer.replay,
             trainer.agents,
         )
+
+    @property
+    def book(self) -> Book:
+        return self.memory.book
+
+    @property
+    def num_places(self) -> int:
+        """Groups that may be under way."""
+        return (self.run.max_staleness + 1) * self.run.data.train_batch_size * self.run.publish_freq
+
+    def version_of(self, step: int) -> int:
+        """That the weights of a step belong to."""
+        return step // self.run.publish_freq
+
+    def num_incidents(self, name: str) -> int:
+        """Of this life; name: `<kind>_<what>`."""
+        incidents = self.watcher.incidents
+        return 0 if incidents is None else int(incidents.counts().get(f"incidents/{name}", 0))
 
     @property
     def lineage(self) -> Lineage:

@@ -11,6 +11,7 @@ from asyncrl.simulation.oracles.consumed import rows_given, rows_recorded
 from asyncrl.simulation.oracles.ground import Ground
 from asyncrl.simulation.oracles.oracle import Oracle, Update
 from asyncrl.simulation.oracles.shadow import Changes, ShadowRow
+from asyncrl.simulation.oracles.status import TERMINAL
 
 
 class TrainedOnce(Oracle):
@@ -20,30 +21,34 @@ class TrainedOnce(Oracle):
 
     def __init__(self, ground: Ground) -> None:
         super().__init__(ground)
-        self._version = ground.engines.version
-        self._saved = ground.machine.newest
+        self._publications = ground.engines.num_publications
+        self._checkpoints = ground.machine.checkpoints
         self._written: dict[int, int] = {}
         """Step -> number of the entry that recorded it."""
+        self._to_sync = self._to_sync_of_save = 0
+        """The last entry of a step or an evaluation; and the last one before a checkpoint was asked for."""
         self._learned = {uid for step in ground.lineage for uid in step}
         """Groups in the weights of this life."""
 
     def entry(self, changes: Changes) -> None:
+        if changes.records or "evaluated" in changes.counted:
+            self._to_sync = changes.number
         for before, after in changes.records:
-            if before is None:
-                self._written[after.step] = changes.number
-                self._check_new(after)
-            elif (before.keys, before.uids, before.row_ids) != (after.keys, after.uids, after.row_ids):
+            if before is not None and (before.keys, before.uids, before.row_ids) != (after.keys, after.uids, after.row_ids):
                 self.fail(f"the record of step {after.step} was changed: {len(before.keys)} keys, then {len(after.keys)}")
-            if after.is_retired and (before is None or not before.is_retired):
+            if after.tries:
+                self._written[after.step] = changes.number
+                self._check_new(after, is_repeated=before is not None)
+            else:
                 self._check_retired(after)
         for record in changes.forgotten:
             self._check_purged(record)
 
-    def _check_new(self, record: StepRecord) -> None:
+    def _check_new(self, record: StepRecord, *, is_repeated: bool) -> None:
         if record.step != len(self.ground.lineage) + 1:
             self.fail(f"step {record.step} was recorded for weights of {len(self.ground.lineage)} steps")
         again = [uid for uid in record.uids if uid in self._learned]
-        if again:
+        if again and not is_repeated:
             self.fail(f"step {record.step} was recorded with groups {again[:4]}, which the weights have seen already")
 
     def _check_retired(self, record: StepRecord) -> None:
@@ -52,67 +57,89 @@ class TrainedOnce(Oracle):
             self.fail(f"step {record.step} was retired, but the weights have seen {len(lineage)} steps, not this one's groups")
 
     def _check_purged(self, record: StepRecord) -> None:
-        kept = [checkpoint.border.step for checkpoint in self.ground.machine.checkpoints]
-        if kept and record.step > kept[0]:
+        kept = [checkpoint.step for checkpoint in self.ground.machine.checkpoints if checkpoint.is_whole]
+        if self.ground.run.trainer.save_freq and record.step > kept[0]:
             self.fail(f"step {record.step} was purged, but checkpoint {kept[0]} is kept (of {kept}) and would ask for it")
 
     def updated(self, update: Update) -> None:
         step = len(update.lineage) + 1
         record = self.ground.shadow.records.get(step)
-        if record is None or record.is_retired:
+        if record is None or not record.tries:
             self.fail(f"the actor learns step {step}, whose record is {'retired' if record else 'not there'}")
             return
-        number = self._written.get(step, 0)
-        if self.ground.run.store.journal and number > update.num_synced:
+        number = self._written.get(step)
+        if number is None:
+            self.fail(f"the actor learns step {step}, and this life has not recorded it")
+        elif self.ground.run.store.journal and number > update.num_synced:
             self.fail(f"the actor learns step {step}, whose record (entry {number}) is not synced: {update.num_synced} entries are")
         given = {uid for uid in update.group_ids if uid is not None}
         again = sorted(given & self._learned)
         if again:
             self.fail(f"the actor learns groups {again[:4]} for step {step}, which its weights have seen already")
         self._learned |= given
+        self._check_same(step, record)
+
+    def _check_same(self, step: int, record: StepRecord) -> None:
+        before = self.ground.memory.keys.setdefault(step, record.keys)
+        if before != record.keys:
+            self.fail(f"step {step} is repeated with {len(record.keys)} keys; a life before had learned from {len(before)} others")
+
+    def saving(self, step: int) -> None:
+        self._to_sync_of_save = self._to_sync
 
     def turn(self) -> None:
         ground = self.ground
-        if ground.engines.version != self._version:
-            self._check_published(self._version, ground.engines.version)
-            self._version = ground.engines.version
-        if ground.admission._version > self._version:
-            self.fail(f"admission counts version {ground.admission._version} as published; the engines have {self._version}")
-        if ground.machine.newest is not self._saved:
-            self._saved = ground.machine.newest
-            if self._saved is not None:
-                self._check_checkpoint(self._saved)
+        if ground.engines.num_publications != self._publications:
+            self._publications = ground.engines.num_publications
+            self._check_published()
+        if ground.admission._version > ground.engines.version:
+            self.fail(
+                f"admission counts version {ground.admission._version} as published; the engines have {ground.engines.version}"
+            )
+        if ground.machine.checkpoints is not self._checkpoints:
+            before, self._checkpoints = self._checkpoints, ground.machine.checkpoints
+            if self._checkpoints[-1] is not before[-1]:
+                self._check_checkpoint(self._checkpoints[-1])
 
-    def _check_published(self, before: int, version: int) -> None:
-        shadow, lineage = self.ground.shadow, self.ground.lineage
-        if version != before + 1 or version != len(lineage):
-            self.fail(f"the engines went from version {before} to {version}; the weights have seen {len(lineage)} steps")
-        record = shadow.records.get(version)
-        if record is not None and not record.is_retired:
-            self.fail(f"version {version} was published before its step was retired")
-        if version in self.ground.state.leases._steps:
+    def _check_published(self) -> None:
+        ground, version = self.ground, self.ground.engines.version
+        step = ground.engines.weights_step
+        if step is None or ground.version_of(step) != version:
+            self.fail(f"the engines were given weights of {step} steps as version {version}")
+            return
+        if step % ground.run.publish_freq and step < ground.trainer.total_steps:
+            self.fail(f"the engines were given weights of {step} steps; a version is {ground.run.publish_freq}")
+        early = [
+            record.step
+            for record in ground.shadow.records.values()
+            if record.step <= step and record.step not in ground.shadow.done
+        ]
+        if early:
+            self.fail(f"version {version} was published before its step {early[0]} was retired")
+        if step in ground.state.leases._steps:
             self.fail(f"version {version} is published, and the lease of its step is still open")
-        left = [uid for uid in lineage[version - 1] if uid in shadow.groups or self.ground.state.partition(TRAIN).group_keys(uid)]
+        groups = ground.lineage[step - 1] if step else ()
+        left = [uid for uid in groups if uid in ground.shadow.groups or ground.state.partition(TRAIN).group_keys(uid)]
         if left:
             self.fail(f"version {version} is published, and keys of its groups {left[:4]} are still there")
 
     def _check_checkpoint(self, saved: SimCheckpoint) -> None:
-        border, seen = saved.border, [uid for step in saved.lineage for uid in step]
-        if len(saved.lineage) != border.step:
-            self.fail(f"the checkpoint of step {border.step} has weights of {len(saved.lineage)} steps")
-        if border.cursor > self.ground.book.cursor:
-            self.fail(f"the checkpoint of step {border.step} has the feed at {border.cursor}; it is at {self.ground.book.cursor}")
+        ground, seen = self.ground, [uid for step in saved.lineage for uid in step]
+        if len(saved.lineage) != saved.step:
+            self.fail(f"the checkpoint of step {saved.step} has weights of {len(saved.lineage)} steps")
+        if saved.step % ground.run.publish_freq and saved.step < ground.trainer.total_steps:
+            self.fail(f"there is a checkpoint of step {saved.step}, and a version is {ground.run.publish_freq} steps")
         twice = [uid for uid, count in Counter(seen).items() if count > 1]
         if twice:
-            self.fail(f"the checkpoint of step {border.step} has seen groups {twice[:4]} twice")
-        learned = set(seen)
-        # With staleness allowed, groups are open at every border, and a checkpoint does not keep them yet.
-        keeps_all = not self.ground.run.max_staleness
-        for line in self.ground.book.lines.values():
-            if line.uid in learned and line.number >= border.cursor:
-                self.fail(f"the checkpoint of step {border.step} has the feed at {border.cursor}, but its weights have seen {line}")
-            if keeps_all and line.number < border.cursor and line.fate == "open" and self.ground.admission.is_alive(line.uid):
-                self.fail(f"the checkpoint of step {border.step} has the feed at {border.cursor}, past {line}")
+            self.fail(f"the checkpoint of step {saved.step} has seen groups {twice[:4]} twice")
+        num_synced = ground.machine.journal.num_synced
+        if ground.run.store.journal and num_synced < self._to_sync_of_save:
+            self.fail(
+                f"the checkpoint of step {saved.step} is DONE, and of the entries before it, up to {self._to_sync_of_save}, "
+                f"{num_synced} are synced"
+            )
+        if not ground.has_journal_failed:
+            ground.memory.sweep(num_synced)
 
 
 class SameRows(Oracle):
@@ -146,9 +173,8 @@ class WholeGroups(Oracle):
     name = "I12"
 
     def entry(self, changes: Changes) -> None:
-        for before, after in changes.records:
-            if before is None:
-                self._check(after)
+        for record in changes.recorded:
+            self._check(record)
 
     def _check(self, record: StepRecord) -> None:
         shadow, book = self.ground.shadow, self.ground.book
@@ -156,9 +182,10 @@ class WholeGroups(Oracle):
         if record.partition_id != TRAIN or len(record.uids) != batch:
             self.fail(f"step {record.step} was recorded with {len(record.uids)} groups of {record.partition_id!r}, not {batch}")
         expected: list[str] = []
+        allowed = TERMINAL if self.ground.run.replay.failed_groups == "train_partial" else ("finished",)
         for uid in record.uids:
             prompt = shadow.prompt(uid)
-            if prompt is None or prompt.status != "finished":
+            if prompt is None or prompt.status not in allowed:
                 self.fail(
                     f"step {record.step} was recorded with group {uid!r}, which is {prompt.status if prompt else 'not there'}"
                 )

@@ -59,9 +59,19 @@ class Living(Oracle):
             self.fail(f"the task of group {uid!r} has ended, but the group is {prompt.status!r}: nobody will ever end it")
 
     def entry(self, changes: Changes) -> None:
+        if changes.recorded:
+            self._check_all_run()
         for put in changes.put:
             if put.row.is_prompt and put.row.status in TERMINAL:
                 self._check_siblings(put.row.entry.uid, changes)
+
+    def _check_all_run(self) -> None:
+        """At a new record all that a restart found is under way again."""
+        for uid, line in self.ground.book.open.items():
+            prompt = self.ground.shadow.prompt(uid)
+            is_over = prompt is None or prompt.status in TERMINAL
+            if not is_over and uid not in self.ground.tasks.groups and not self.ground.is_ending:
+                self.fail(f"{line}, and no task runs it")
 
     def _check_siblings(self, uid: str, changes: Changes) -> None:
         """In the entry that makes a group terminal the leases of all its sessions are closed, or their tasks have ended."""

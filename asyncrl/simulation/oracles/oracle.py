@@ -37,7 +37,10 @@ class Oracle:
         self.ground = ground
 
     def fed(self, lines: Sequence[Line]) -> None:
-        """The feed handed these prompts out."""
+        """These prompts were admitted."""
+
+    def begin(self) -> None:
+        """The life begins; the shadow has what the journal kept, and what opening the controller wrote."""
 
     def begun(self, task: Task, name: str) -> None:
         """A task was made."""
@@ -48,8 +51,17 @@ class Oracle:
     def entry(self, changes: Changes) -> None:
         """The store wrote an entry; the shadow has it."""
 
+    def asked(self, request: GenerateRequest) -> None:
+        """A session asked an engine."""
+
     def generated(self, request: GenerateRequest, generation: Generation) -> None:
         """An engine answered."""
+
+    def measured(self, step: int, version: int) -> None:
+        """The numbers of an evaluation were written down."""
+
+    def saving(self, step: int) -> None:
+        """A checkpoint of `step` is asked for."""
 
     def updated(self, update: Update) -> None:
         """The actor began to learn."""

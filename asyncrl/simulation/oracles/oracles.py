@@ -7,38 +7,47 @@ catch. A turn in which nothing of interest happened costs a few comparisons.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
+from asyncrl.journal.entries import Saved
 from asyncrl.journal.port import Journal
+from asyncrl.keys import TRAIN
+from asyncrl.observe.incidents import Line as Incident
 from asyncrl.ports import GenerateRequest, Generation
-from asyncrl.simulation.errors import Violation
-from asyncrl.simulation.events import EventLog
+from asyncrl.simulation.faults.kinds import FaultKind
 from asyncrl.simulation.handles import SimTask
 from asyncrl.simulation.loop import VirtualLoop
 from asyncrl.simulation.machine import Machine
 from asyncrl.simulation.oracles.agreement import Agreement, Forgotten
-from asyncrl.simulation.oracles.book import Book
 from asyncrl.simulation.oracles.capacity import Emptied, Places
 from asyncrl.simulation.oracles.conservation import Conservation
 from asyncrl.simulation.oracles.consumed import Fresh
 from asyncrl.simulation.oracles.deadlines import Deadlines, Progress
+from asyncrl.simulation.oracles.evaluated import Evaluated, check_measured
 from asyncrl.simulation.oracles.fencing import Fencing, Once
 from asyncrl.simulation.oracles.ground import Ground
 from asyncrl.simulation.oracles.lineage import SameRows, TrainedOnce, WholeGroups
 from asyncrl.simulation.oracles.living import Living
+from asyncrl.simulation.oracles.memory import Memory
 from asyncrl.simulation.oracles.oracle import Oracle, Update
-from asyncrl.simulation.oracles.shadow import Shadow
+from asyncrl.simulation.oracles.recovery import Recovery, Retries
+from asyncrl.simulation.oracles.shadow import Changes, Shadow
 from asyncrl.simulation.oracles.status import Status
 from asyncrl.simulation.oracles.stream import Tap, Written
 from asyncrl.simulation.oracles.tokens import TokenInTokenOut
+from asyncrl.simulation.oracles.updates import InFlight
+from asyncrl.simulation.watcher import Watcher
 from asyncrl.simulation.world import SimWorld
 from asyncrl.trainer import Trainer
 from asyncrl.wiring import Edges
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
+    from asyncrl.simulation.oracles.book import Line
 
 # Conservation before lineage: it keeps the book. Living first: it keeps the tasks.
 ORACLES: tuple[type[Oracle], ...] = (
@@ -51,7 +60,11 @@ ORACLES: tuple[type[Oracle], ...] = (
     TrainedOnce,
     SameRows,
     Fresh,
+    Retries,
+    Recovery,
     TokenInTokenOut,
+    InFlight,
+    Evaluated,
     Places,
     Deadlines,
     Progress,
@@ -61,6 +74,11 @@ ORACLES: tuple[type[Oracle], ...] = (
 )
 """In the order in which they are asked."""
 
+HEARD = (
+    *("begin", "fed", "begun", "ended", "entry", "asked", "generated", "updated", "measured", "saving"),
+    *("busy_until", "turn", "due", "end"),
+)
+"""What an oracle may hear."""
 Note = tuple[str, tuple[Any, ...]]
 """What happened, and with what."""
 
@@ -69,18 +87,20 @@ class Oracles:
     """An Observer too: seams tell it what engines and the actor do. Every method but the observer's may raise Violation."""
 
     def __init__(self) -> None:
-        self._book = Book()
+        self._memory = Memory()
         self._machine: Machine | None = None
         self._tap: Tap | None = None
+        self._found = Saved()
         self._notes: list[Note] = []
         self._ground: Ground | None = None
         self._hearing: dict[str, list[Callable[..., Any]]] = {}
         self._seen: tuple[object, ...] = ()
         self._due = 0.0
 
-    def begin_run(self, machine: Machine, log: EventLog) -> None:
-        """Once, before the first life."""
+    def begin_run(self, machine: Machine) -> None:
+        """Before the first life, and again where a run begins anew."""
         self._machine = machine
+        self._memory = Memory()
 
     # --- a life
 
@@ -89,14 +109,15 @@ class Oracles:
         assert self._machine is not None
         self._notes = []
         self._ground = None
+        self._found = self._machine.journal.saved.copy()  # all of it: what a journal gives back is the product's to decide
         self._tap = Tap(journal, lambda written: self._notes.append(("entry", (written,))))
         return self._tap
 
-    def begin_life(self, trainer: Trainer, edges: Edges, loop: VirtualLoop, world: SimWorld) -> None:
-        """The controller is open; nothing has been admitted."""
+    def begin_life(
+        self, trainer: Trainer, edges: Edges, loop: VirtualLoop, world: SimWorld, watcher: Watcher, hits: Counter[FaultKind]
+    ) -> None:
+        """The controller is open; nothing has been admitted by this life."""
         assert self._machine is not None
-        assert self._tap is not None
-        shadow = self._at_border(trainer)
         ground = self._ground = Ground(
             machine=self._machine,
             run=trainer.run,
@@ -104,46 +125,32 @@ class Oracles:
             edges=edges,
             loop=loop,
             world=world,
-            shadow=shadow,
-            book=self._book,
+            shadow=Shadow(self._found, weights_step=self._machine.newest.step),
+            memory=self._memory,
+            watcher=watcher,
+            hits=hits,
         )
+        watcher.measured = lambda step, version: self._notes.append(("measured", (step, version)))
+        self._memory.book.restart(self._machine.newest.step, (uid for step in ground.lineage for uid in step))
         loop.begun, loop.ended = [], []
         self._seen, self._due = (), 0.0
         oracles = [kind(ground) for kind in ORACLES]
-        names = ("fed", "begun", "ended", "entry", "generated", "updated", "busy_until", "turn", "due", "end")
-        self._hearing = {name: [getattr(oracle, name) for oracle in oracles if _hears(oracle, name)] for name in names}
-
-    def _at_border(self, trainer: Trainer) -> Shadow:
-        """What the store and the book hold when the life begins: what the journal gave back, and what going on from there wrote."""
-        assert self._tap is not None
-        shadow = Shadow(self._tap.found)
-        for _, (written,) in self._notes:
-            shadow.apply(written.entry, written.number)
-        self._notes = []
-        policy = trainer.actor
-        self._book.restart(trainer.border, (uid for step in getattr(policy, "lineage", ()) for uid in step))
-        if shadow.num_open != shadow.num_recorded or shadow.groups:
-            counted = f"the ledger has {shadow.num_open} open groups, {shadow.num_recorded} in records"
-            left = f"the store has keys of {sorted(shadow.groups)[:4]}"
-            raise Violation("I1", f"at the border of step {trainer.border.step} nothing is under way, but {counted}, and {left}")
-        return shadow
+        self._hearing = {name: [getattr(oracle, name) for oracle in oracles if _hears(oracle, name)] for name in HEARD}
+        for hear in self._hearing["begin"]:
+            hear()
 
     def after_turn(self) -> None:
         """After every turn of the loop, also before `begin_life` and while the rooms are closed. Raises Violation."""
         ground = self._ground
         if ground is None:
             return
-        loop, cursor = ground.loop, ground.feed._cursor
+        loop = ground.loop
         # A save makes a new list of checkpoints, a notification of admission's a new event.
-        seen = (ground.engines.version, ground.changed._next, ground.machine.checkpoints, cursor)
+        seen = (ground.engines.version, ground.changed._next, ground.machine.checkpoints)
         if not (self._notes or loop.begun or loop.ended) and loop._now < self._due and all(map(is_, seen, self._seen)):
             return
         self._seen = seen
         self._tell_tasks("begun", loop.begun)
-        if cursor != self._book.cursor:
-            lines = self._book.feed(cursor, ground.world.uid)
-            for hear in self._hearing["fed"]:
-                hear(lines)
         if self._notes:
             self._tell_notes(ground)
         self._tell_tasks("ended", loop.ended)
@@ -166,9 +173,21 @@ class Oracles:
         for what, arguments in notes:
             if what == "entry":
                 written: Written = arguments[0]
-                arguments = (ground.shadow.apply(written.entry, written.number),)
+                changes = ground.shadow.apply(written.entry, written.number)
+                self._tell_admitted(changes)
+                arguments = (changes,)
             for hear in self._hearing[what]:
                 hear(*arguments)
+
+    def _tell_admitted(self, changes: Changes) -> None:
+        lines: list[Line] = []
+        for put in changes.put:
+            if put.row.is_prompt and put.tag_before is None and put.row.entry.partition_id == TRAIN:
+                number = int(put.row.entry.tag.get("number", -1))
+                lines.append(self._memory.book.admit(changes.number, put.row.entry.uid, number))
+        if lines:
+            for hear in self._hearing["fed"]:
+                hear(lines)
 
     def end_life(self, error: BaseException | None, *, crashed: bool) -> None:
         """The life is over, and the loop not closed yet: everything of it has ended, or it has crashed. Raises Violation."""
@@ -181,8 +200,15 @@ class Oracles:
             for hear in self._hearing["end"]:
                 hear()
 
-    def end_run(self) -> None:
-        """The run has reached its last step. Raises Violation."""
+    def survived(self, num_entries: int) -> None:
+        """Of the entries of the life that is over, so many are kept."""
+        self._memory.survive(num_entries)
+
+    def end_run(self, told: Sequence[Incident]) -> None:
+        """The run has reached its last step; told: all its incidents. Raises Violation."""
+        assert self._machine is not None
+        if self._machine.is_finished:
+            check_measured(self._machine.scenario.train_run(), self._memory, told)
 
     # --- what seams tell
 
@@ -192,6 +218,14 @@ class Oracles:
 
     def answered(self, request_id: str, generation: Generation, num_tokens: int, slot: tuple[float, float]) -> None:
         """`generated` has more."""
+
+    def asked(self, request: GenerateRequest) -> None:
+        """A session asks an engine."""
+        self._notes.append(("asked", (request,)))
+
+    def save_begins(self, step: int) -> None:
+        """A checkpoint is asked for."""
+        self._notes.append(("saving", (step,)))
 
     def generated(self, request: GenerateRequest, generation: Generation) -> None:
         """An engine's answer, as it leaves the engine."""

@@ -90,17 +90,29 @@ class Changes:
     ended: dict[str, dict[int | None, LeaseEntry]] = field(default_factory=dict)
     """Groups that have no lease any more: what their leases were."""
     turns: list[TurnPut] = field(default_factory=list)
+    turns_removed: list[tuple[str, int]] = field(default_factory=list)
+    """Sessions whose turns went."""
     records: list[tuple[StepRecord | None, StepRecord]] = field(default_factory=list)
     """(before, after)."""
     forgotten: list[StepRecord] = field(default_factory=list)
     counted: dict[str, int] = field(default_factory=dict)
     """Counter -> how much it grew."""
 
+    @property
+    def recorded(self) -> list[StepRecord]:
+        """Steps that were recorded for the first time."""
+        return [after for before, after in self.records if before is None]
+
+    @property
+    def retired(self) -> list[StepRecord]:
+        return [after for _, after in self.records if not after.tries]
+
 
 class Shadow:
-    """`rows`: by number, those of retired records included; `keys`: (partition, key) -> row, those that must be visible."""
+    """`rows`: by number, those of steps that are done included; `keys`: (partition, key) -> row, those that must be visible;
+    `done`: recorded steps that the weights have seen."""
 
-    def __init__(self, found: Saved) -> None:
+    def __init__(self, found: Saved, *, weights_step: int = 0) -> None:
         self.rows: dict[int, ShadowRow] = {}
         self.keys: dict[tuple[str, str], ShadowRow] = {}
         self.groups: dict[str, dict[str, ShadowRow]] = {}
@@ -110,11 +122,17 @@ class Shadow:
         """uid -> session -> how many."""
         self.records: dict[int, StepRecord] = dict(found.records)
         self.counters: dict[str, int] = dict(found.counters)
+        self.done = {step for step in found.records if step <= weights_step}
         self.num_unrecorded = 0
         """Prompts of the trained partition that no record has."""
         self._recorded = {row_id for record in found.records.values() for row_id in record.row_ids}
+        hidden = {row_id for step in self.done for row_id in found.records[step].row_ids}
         for row_id, saved in found.rows.items():
-            self._add(row_id, ShadowRow(saved.row, dict(saved.cells)))
+            row = ShadowRow(saved.row, dict(saved.cells))
+            if row_id in hidden:
+                self.rows[row_id] = row
+            else:
+                self._add(row_id, row)
         for lease in found.leases.values():
             self.leases.setdefault(lease.uid, {})[lease.session_id] = lease
         for (uid, session_id), turns in found.turns.items():
@@ -169,7 +187,7 @@ class Shadow:
         for row_id in op.row_ids:
             row = self.rows.pop(row_id, None)
             if row is None:
-                continue  # hidden when the life began: a journal does not give those back
+                continue
             if _is_group(row) and row_id not in self._recorded:
                 self.num_unrecorded -= 1
             self._hide(row)
@@ -195,6 +213,7 @@ class Shadow:
     def _remove_turns(self, op: RemoveTurns, changes: Changes) -> None:
         for uid, session_id in op.sessions:
             sessions = self.turns.get(uid, {})
+            changes.turns_removed += [(uid, number) for number in sessions if session_id in (None, number)]
             if session_id is not None:
                 sessions.pop(session_id, None)
             if session_id is None or not sessions:
@@ -207,13 +226,15 @@ class Shadow:
         self.num_unrecorded -= sum(_is_group(self.rows[row_id]) for row_id in new if row_id in self.rows)
         self._recorded.update(new)
         self.records[record.step] = record
-        if record.is_retired:
+        if not record.tries:
+            self.done.add(record.step)
             for row_id in record.row_ids:
                 if row_id in self.rows:
                     self._hide(self.rows[row_id])
 
     def _remove_records(self, op: RemoveRecords, changes: Changes) -> None:
         changes.forgotten += [self.records.pop(step) for step in op.steps if step in self.records]
+        self.done.difference_update(op.steps)
 
     def _put_counters(self, op: PutCounters, changes: Changes) -> None:
         for name, value in op.counters.items():

@@ -29,8 +29,8 @@ class Status(Oracle):
                 self._known.setdefault(put.row.entry.uid, "pending")
         for row in changes.removed:
             self._known.pop(row.entry.uid, None)
-        for _, record in changes.records:
-            for uid in record.uids if record.is_retired else ():
+        for record in changes.retired:
+            for uid in record.uids:
                 self._known.pop(uid, None)
 
     def _check_move(self, put: RowPut) -> None:
@@ -46,8 +46,12 @@ class Status(Oracle):
             self.fail(f"group {uid!r} began as {after!r}, not as 'pending'")
         if after == "finished":
             self._check_whole(uid, before)
-        if after == "failure" and not put.row.entry.tag.get("failure"):
+        reason = put.row.entry.tag.get("failure")
+        if after == "failure" and not reason:
             self.fail(f"group {uid!r} failed without a reason in its tag")
+        told = None if put.tag_before is None else put.tag_before.get("failure")
+        if told and reason != told:
+            self.fail(f"group {uid!r} failed by {told!r}, and its tag says {reason!r} now")
 
     def _check_whole(self, uid: str, before: str) -> None:
         if before != "running":
@@ -56,6 +60,8 @@ class Status(Oracle):
         sessions = sorted({row.entry.session_id for row in rows if row.entry.session_id is not None})
         if sessions != list(range(self.ground.run.rollout.n)):
             self.fail(f"group {uid!r} is finished with rows of sessions {sessions}, not of all {self.ground.run.rollout.n}")
+        if self.ground.shadow.groups[uid][uid].entry.tag.get("failure"):
+            self.fail(f"group {uid!r} is finished, and a session of it has failed")
 
     def turn(self) -> None:
         """What replay has made of the tags."""

@@ -31,16 +31,13 @@ class Tap:
         self._inner = inner
         self._note = note
         self._number = 0
-        self.found = Saved()
-        """What this life began with."""
 
     @property
     def failure(self) -> JournalWriteError | None:
         return None if self._inner is None else self._inner.failure
 
-    def load(self) -> Saved:
-        self.found = Saved() if self._inner is None else self._inner.load()
-        return self.found
+    def load(self, weights_step: int = 0) -> Saved:
+        return Saved() if self._inner is None else self._inner.load(weights_step)
 
     def append(self, entry: Entry, *, synced: bool = False) -> "asyncio.Future[None]":
         if self.failure is None:

@@ -1,4 +1,6 @@
-"""I8: token in, token out. What a session wrote is what the engine said in its turns, id for id; its reward is that of its text."""
+"""I8: token in, token out. What a session wrote is what the engine said in its turns, id for id, with the versions that said it;
+its reward is that of its text. A session that goes on after a restart goes on from the turns that were kept, and no others.
+"""
 
 import array
 from dataclasses import dataclass
@@ -9,19 +11,11 @@ import msgspec
 from asyncrl.journal.entries import PutTurn
 from asyncrl.ports import GenerateRequest, Generation
 from asyncrl.simulation.edges.reward import reward_of
+from asyncrl.simulation.faults.plan import EVALUATION
 from asyncrl.simulation.oracles.ground import Ground
+from asyncrl.simulation.oracles.memory import Call, Position
 from asyncrl.simulation.oracles.oracle import Oracle
 from asyncrl.simulation.oracles.shadow import Changes, ShadowRow
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One generate call of a session: which turn, where in the turn it began, what it was asked with, what came back."""
-
-    turn: int
-    position: int
-    prompt_ids: list[int]
-    answer: Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +33,48 @@ class TokenInTokenOut(Oracle):
 
     def __init__(self, ground: Ground) -> None:
         super().__init__(ground)
-        self._calls: dict[str, dict[int, list[Call]]] = {}
-        """uid -> session -> its calls so far."""
+        self._calls = ground.memory.calls
+        """uid -> session -> the calls of its attempt so far."""
+        self._num_trained = ground.run.rollout.n
+
+    def begin(self) -> None:
+        """What was said in a turn that was not kept was not said."""
+        for uid, sessions in self._calls.items():
+            leases = self.ground.shadow.leases.get(uid, {})
+            for session_id, calls in sessions.items():
+                lease = leases.get(session_id)
+                if lease is None or lease.is_open:
+                    kept = self.ground.shadow.turns.get(uid, {}).get(session_id, 0)
+                    calls[:] = [call for call in calls if call.turn < kept]
 
     # --- what the engine said
 
     def generated(self, request: GenerateRequest, generation: Generation) -> None:
+        if request.request_id.startswith(EVALUATION):
+            return
         uid, session, turn, *position = request.request_id.split("_")
         call = Call(int(turn), int(position[0]) if position else 0, list(request.prompt_ids), generation)
         calls = self._calls.setdefault(uid, {}).setdefault(int(session), [])
-        if calls and (call.turn, call.position) <= (calls[-1].turn, calls[-1].position):
-            calls.clear()  # another attempt of the session
+        if calls and int(session) >= self._num_trained and (call.turn, call.position) == (0, 0):
+            calls.clear()  # a greedy session beside the others, which no lease speaks of
+        self._check_order(request.request_id, calls[-1] if calls else None, call)
         self._check_context(request.request_id, calls[-1] if calls else None, call)
-        self._check_versions(request.request_id, generation)
+        self._check_versions(request.request_id, calls[-1] if calls else None, generation)
+        self._check_seed(uid, (int(session), call.turn, call.position), request)
         calls.append(call)
+
+    def _check_order(self, request_id: str, before: Call | None, call: Call) -> None:
+        """Each turn once an attempt, from the first that is not kept."""
+        next_turn = 0 if before is None else before.turn + 1
+        goes_on = before is not None and call.turn == before.turn and call.position > before.position
+        if not goes_on and (call.turn, call.position) != (next_turn, 0):
+            self.fail(f"request {request_id} was made, and the next turn of the attempt is {next_turn}")
+
+    def _check_seed(self, uid: str, which: Position, request: GenerateRequest) -> None:
+        """A repeated call is the same call, in every attempt and life."""
+        first = self.ground.memory.seeds.setdefault(uid, {}).setdefault(which, request.seed)
+        if first != request.seed:
+            self.fail(f"request {request.request_id} was made with seed {request.seed}; an attempt before had {first}")
 
     def _check_context(self, request_id: str, before: Call | None, call: Call) -> None:
         if before is None:
@@ -70,12 +92,15 @@ class TokenInTokenOut(Oracle):
         cell = prompt.cells.get("raw_prompt")
         return [] if cell is None else self.ground.edges.rollout.template.prompt_ids(msgspec.msgpack.decode(cell[1]))
 
-    def _check_versions(self, request_id: str, generation: Generation) -> None:
+    def _check_versions(self, request_id: str, before: Call | None, generation: Generation) -> None:
+        """They are of weights that there are, and do not fall within a session."""
+        spans = () if before is None else before.answer.version_spans
+        last = max((span.version for span in spans), default=0)
         for span in generation.version_spans:
-            if not 0 <= span.version <= self.ground.engines.version:
-                self.fail(
-                    f"request {request_id} was sampled by version {span.version}; there are up to {self.ground.engines.version}"
-                )
+            if not last <= span.version <= self.ground.engines.version:
+                newest = self.ground.engines.version
+                self.fail(f"request {request_id} was sampled by version {span.version}, after {last}; there are up to {newest}")
+            last = span.version
 
     # --- what the session wrote
 
@@ -86,18 +111,25 @@ class TokenInTokenOut(Oracle):
                 self._check_row(row)
         for turn in changes.turns:
             self._check_turn(turn.put)
+        for before, after in changes.leases:
+            if before is not None and after.attempt > before.attempt:
+                self._calls.get(after.uid, {}).pop(after.session_id or 0, None)
         for uid in changes.ended:
-            self._calls.pop(uid, None)
+            self.ground.memory.end_group(changes.number, uid)
 
     def _check_turn(self, put: PutTurn) -> None:
         """A turn is kept as what its calls said, before anything follows it."""
         calls = self._calls.get(put.uid, {}).get(put.session_id, [])
-        said = [id_ for call in calls if call.turn == put.turn for id_ in call.answer.token_ids]
-        kept = bytes(put.columns["responses"][1]) if "responses" in put.columns else b""
-        if not calls or calls[-1].turn != put.turn or not kept.startswith(array.array("q", said).tobytes()):
+        of_turn = [call.answer for call in calls if call.turn == put.turn]
+        said = array.array("q", [id_ for answer in of_turn for id_ in answer.token_ids]).tobytes()
+        versions = array.array("i", [version for answer in of_turn for version in answer.token_versions()]).tobytes()
+        kept = {name: bytes(data) for name, (_, data) in put.columns.items()}
+        who = f"turn {put.turn} of session {put.uid}_{put.session_id}"
+        if not calls or calls[-1].turn != put.turn or not kept.get("responses", b"").startswith(said):
             newest = f"turn {calls[-1].turn}" if calls else "none"
-            who = f"turn {put.turn} of session {put.uid}_{put.session_id}"
             self.fail(f"{who} was kept with other ids than it said; its newest is {newest}")
+        if not kept.get("token_versions", b"").startswith(versions):
+            self.fail(f"{who} was kept with other versions than those that sampled it")
 
     def _check_row(self, row: ShadowRow) -> None:
         key, uid, session_id = row.entry.key, row.entry.uid, row.entry.session_id
