@@ -119,7 +119,7 @@ async def _opened(
     inputs = await asyncio.to_thread(check_train, run)
     async with RealWorld(run_seed=run.trainer.seed) as world, open_rollout(run, world) as rollout:
         folder = await world.offload(create_run_folder, run.trainer.default_local_dir, run.trainer.experiment_name)
-        async with open_trainer(run, inputs, folder, None, equip(rollout), world, Stop()) as trainer:
+        async with open_trainer(run, inputs, folder, equip(rollout), world, Stop()) as trainer:
             yield trainer
     assert asyncio.all_tasks() == before
     assert trainer.queue.stats()["open_leases"] == 0
@@ -135,7 +135,7 @@ def opened() -> Callable[..., AbstractAsyncContextManager[Trainer]]:
 def _check_whole_run(trainer: Trainer, *, num_failed: int) -> None:
     """Every step was trained on whole groups; every failed group was dropped and counted; the store is empty."""
     counts = trainer.admission.counters()
-    assert (trainer.border.step, counts["trained"], counts["open"]) == (NUM_STEPS, 2 * NUM_STEPS, 0)
+    assert (trainer.step, counts["trained"], counts["open"]) == (NUM_STEPS, 2 * NUM_STEPS, 0)
     assert counts.get("dropped/failure", 0) == counts["dropped"] == trainer.replay.counts()["failure"] == num_failed
     assert (trainer.queue.stats()["keys"], trainer.queue.stats()["bytes"]) == (0, 0)
 

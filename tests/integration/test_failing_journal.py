@@ -12,7 +12,7 @@ from asyncrl.agents.chat_template import ChatTemplate
 from asyncrl.errors import EngineError, JournalWriteError
 from asyncrl.ports import GenerateRequest, Prompt, WeightSnapshot
 from asyncrl.rollout.scripted import ScriptedEngine
-from asyncrl.trainer import Border, Trainer
+from asyncrl.trainer import Trainer
 from asyncrl.training.checkpoint import kept_steps, open_checkpoint
 from asyncrl.wiring import Rollout
 
@@ -40,9 +40,8 @@ async def test_a_journal_that_fails_in_a_session_leaves_a_checkpoint_of_the_last
     with pytest.raises(JournalWriteError, match=r"journal\.db cannot be written: it was removed"):
         async with opened(config, equip=equip) as trainer:
             await trainer.fit()
-    assert trainer.border.step == 2
-    assert kept_steps(tmp_path / "runs/small/checkpoints") == [2]
-    assert open_checkpoint(tmp_path / "runs/small/checkpoints/global_step_2").trainer["cursor"] == trainer.border.cursor
+    assert trainer.step == 2
+    assert kept_steps(tmp_path / "runs/small/checkpoints", 2) == [0, 2]
 
 
 class DeafEngine(ScriptedEngine):
@@ -70,29 +69,30 @@ async def test_a_second_failure_does_not_cut_the_checkpoint_of_the_first_one_sho
         async with opened(config, equip=equip) as trainer:
             save = trainer.save
 
-            async def save_in_bad_times(border: Border) -> list[int]:
+            async def save_in_bad_times(step: int) -> list[int]:
                 if not trainer.agents.has_failed:
                     (tmp_path / "runs/small/journal.db").unlink()
-                    trainer.agents.start(Prompt(uid="late", messages=[{"role": "user", "content": "1+1?"}], data_source="sums"))
+                    late = Prompt(uid="late", messages=[{"role": "user", "content": "1+1?"}], data_source="sums", number=99)
+                    trainer.agents.start(late)
                     await asyncio.Event().wait()
-                return await save(border)
+                return await save(step)
 
             trainer.save = save_in_bad_times
             await trainer.fit()
 
     with pytest.raises(JournalWriteError, match=r"journal\.db cannot be written: it was removed"):
         await run()
-    assert kept_steps(tmp_path / "runs/small/checkpoints") == [1]
+    assert kept_steps(tmp_path / "runs/small/checkpoints", 2) == [0, 1]
 
 
 async def test_a_checkpoint_that_was_cut_short_is_not_written_by_two_at_once(opened: Opened, config: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs/small/checkpoints"
     async with opened(config) as trainer:
         for step in range(1, 6):
-            saving = asyncio.ensure_future(trainer.save(Border(step=step, cursor=2 * step)))
+            saving = asyncio.ensure_future(trainer.save(step))
             while not (folder / f".tmp-global_step_{step}").exists():  # noqa: ASYNC110 -- a file sets no event
                 await asyncio.sleep(0)
             saving.cancel()
-            await trainer.save(Border(step=step, cursor=2 * step))
+            await trainer.save(step)
             assert open_checkpoint(folder / f"global_step_{step}").step == step
             assert not [path for path in folder.iterdir() if path.name.startswith(".tmp")]

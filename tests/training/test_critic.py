@@ -61,7 +61,7 @@ def _taught(run: TrainRun, batch: TensorDict) -> Critic:
 
 def _plain(critic: Critic, run: TrainRun, folder: Path) -> Any:
     """The library's own model with the critic's weights."""
-    path = save_checkpoint(folder, critic.state(), step=1, version=1, model=run.model, trainer={}, keep=1, critic=critic.state())
+    path = save_checkpoint(folder, critic.state(), step=1, version=1, model=run.model, keep=1, critic=critic.state())
     return AutoModelForTokenClassification.from_pretrained(path / "critic" / "model")
 
 
