@@ -171,6 +171,7 @@ def train(asked: Asked, task: Task, runs: Path) -> RunFolder:
         f"trainer.experiment_name='{name}'",
         f"agent.tools=['{MODULE}:calculator']",
         f"agent.max_turns={TURNS}",
+        f"agent.max_concurrent_tools={GROUPS * SESSIONS * (MAX_STALENESS + 1)}",
         f"data.train_batch_size={GROUPS}",
         f"rollout.n={SESSIONS}",
         f"rollout.max_num_seqs={GROUPS * SESSIONS * (MAX_STALENESS + 1)}",
