@@ -1,6 +1,7 @@
 """Checkpoints: a crash at any file operation, damage of any file, and training that goes on bit for bit."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from asyncrl.config import ModelConfig, TrainRun
 from asyncrl.errors import CheckpointError
 from asyncrl.training import checkpoint
 from asyncrl.training.actor import Actor
-from asyncrl.training.checkpoint import forget_newer, newest_valid, open_checkpoint, save_checkpoint
+from asyncrl.training.checkpoint import Checkpoint, kept_steps, open_checkpoint, save_checkpoint, whole_checkpoints
 from asyncrl.training.critic import Critic
 from asyncrl.training.disk import Disk
 from asyncrl.training.learner import LearnerState
@@ -95,27 +96,32 @@ def state(make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns) -
 
 @pytest.fixture
 def save(tmp_path: Path, state: LearnerState) -> Callable[..., Path]:
-    """save(step, keep=2, disk=None, name="checkpoints", **trainer) -> path, in tmp_path / name. With the files of a critic."""
+    """save(step, keep=2, disk=None, name="checkpoints", **controllers) -> path, in tmp_path / name. With the files of a critic."""
 
-    def run(step: int, *, keep: int = 2, disk: Disk | None = None, name: str = "checkpoints", **trainer: object) -> Path:
+    def run(step: int, *, keep: int = 2, disk: Disk | None = None, name: str = "checkpoints", **controllers: float) -> Path:
         model = ModelConfig(path=str(tmp_path / "qwen2-tied-0"))
-        facts: dict[str, Any] = {"step": step, "version": step, "model": model, "trainer": trainer}
+        facts: dict[str, Any] = {"step": step, "version": step, "model": model, "controllers": controllers}
         return save_checkpoint(tmp_path / name, state, **facts, keep=keep, critic=state, disk=disk)
 
     return run
 
 
-def _newest(tmp_path: Path, name: str = "checkpoints") -> tuple[int | None, list[str]]:
+def _newest(folder: Path, said: list[str] | None = None) -> Checkpoint | None:
+    return next(iter(whole_checkpoints(folder, ([] if said is None else said).append)), None)
+
+
+def _step(tmp_path: Path, name: str = "checkpoints") -> tuple[int | None, list[str]]:
+    """Of the newest whole one, and what was said; damaged ones are gone."""
     said: list[str] = []
-    found = newest_valid(tmp_path / name, said.append)
+    found = _newest(tmp_path / name, said)
     return (None if found is None else found.step), said
 
 
 def test_what_is_saved_comes_back(tmp_path: Path, state: LearnerState, save: Callable[..., Path]) -> None:
-    save(3, cursor=17, order="x")
-    found = newest_valid(tmp_path / "checkpoints", print)
+    save(3, kl_coef=0.25)
+    found = _newest(tmp_path / "checkpoints")
     assert found is not None
-    assert (found.step, found.version, found.trainer) == (3, 3, {"cursor": 17, "order": "x"})
+    assert (found.step, found.version, found.controllers) == (3, 3, {"kl_coef": 0.25})
     loaded = found.load()
     for kind in ("model", "optimizer"):
         saved, back = getattr(state, kind), getattr(loaded, kind)
@@ -132,7 +138,7 @@ def test_what_is_saved_comes_back(tmp_path: Path, state: LearnerState, save: Cal
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
-    assert _newest(tmp_path) == (None, [])
+    assert _step(tmp_path) == (None, [])
 
 
 def test_a_crash_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path: Path, save: Callable[..., Path]) -> None:
@@ -146,7 +152,7 @@ def test_a_crash_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path: Path,
         save(1, name=name)
         with pytest.raises(Crash):
             save(2, name=name, keep=1, disk=CrashingDisk(at))
-        assert _newest(tmp_path, name)[0] in (1, 2), f"nothing whole after a crash in operation {at}"
+        assert _step(tmp_path, name)[0] in (1, 2), f"nothing whole after a crash in operation {at}"
         save(3, name=name, keep=1)
         assert [path.name for path in (tmp_path / name).iterdir()] == ["global_step_3"]
 
@@ -158,26 +164,58 @@ def test_a_crash_while_a_step_is_saved_again_keeps_the_first(tmp_path: Path, sav
         try:
             save(1, keep=1, disk=CrashingDisk(at))
         except Crash:
-            assert _newest(tmp_path)[0] == 1, f"nothing whole after a crash in operation {at}"
+            assert _step(tmp_path)[0] == 1, f"nothing whole after a crash in operation {at}"
             at += 1
         else:
             break
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["global_step_1"]
 
 
-def test_every_file_matters_and_damage_falls_back_to_the_older_one(tmp_path: Path, save: Callable[..., Path]) -> None:
+def test_every_file_matters_and_what_is_damaged_is_deleted(tmp_path: Path, save: Callable[..., Path]) -> None:
     save(1)
-    for name in [path.relative_to(save(2)).as_posix() for path in save(2).rglob("*") if path.is_file()]:
-        file = save(2) / name
-        content = file.read_bytes()
-        for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1]), content + b"x"):
-            file.write_bytes(damaged)
-            step, said = _newest(tmp_path)
+    newest, copy = save(2), tmp_path / "copy"
+    shutil.copytree(newest, copy)
+    for name in [path.relative_to(copy) for path in copy.rglob("*") if path.is_file()]:
+        content = (copy / name).read_bytes()
+        for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1]), content + b"x", None):
+            shutil.copytree(copy, newest, dirs_exist_ok=True)
+            (newest / name).unlink() if damaged is None else (newest / name).write_bytes(damaged)
+            step, said = _step(tmp_path)
             assert step == 1
             assert len(said) == 1
-            assert "global_step_2" in said[0]
-        file.unlink()
-        assert _newest(tmp_path)[0] == 1
+            assert "global_step_2: " in said[0]
+            assert said[0].endswith("; it is deleted")
+            assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["global_step_1"]
+
+
+def test_a_crash_while_a_damaged_one_is_deleted_leaves_it_damaged(tmp_path: Path, save: Callable[..., Path]) -> None:
+    """Half a removal is no checkpoint, and is finished the next time."""
+    for at in range(2):
+        save(1)
+        (save(2) / "rng.safetensors").write_bytes(b"x")
+        with pytest.raises(Crash):
+            whole_checkpoints(tmp_path / "checkpoints", print, CrashingDisk(at))
+        assert _step(tmp_path)[0] == 1
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["global_step_1"]
+
+
+def test_the_older_one_is_checked_as_well(tmp_path: Path, save: Callable[..., Path]) -> None:
+    """Else it would count as kept, and the steps after it be purged."""
+    (save(1) / "rng.safetensors").write_bytes(b"x")
+    save(2)
+    assert _step(tmp_path) == (2, [f"checkpoint {tmp_path}/checkpoints/global_step_1: rng.safetensors has 1 bytes instead of "
+        f"{(tmp_path / 'checkpoints/global_step_2/rng.safetensors').stat().st_size}; it is deleted"])  # fmt: skip
+    assert kept_steps(tmp_path / "checkpoints", 2) == [0, 2]
+
+
+def test_step_0_counts_as_the_oldest_while_there_are_fewer(tmp_path: Path, save: Callable[..., Path]) -> None:
+    folder = tmp_path / "checkpoints"
+    assert kept_steps(folder, 2) == [0]
+    for step, kept in ((2, [0, 2]), (4, [2, 4]), (6, [4, 6])):
+        save(step)
+        assert kept_steps(folder, 2) == kept
+    save(8, keep=3)
+    assert kept_steps(folder, 3) == [4, 6, 8]
 
 
 def test_only_the_newest_are_kept_and_leftovers_go(tmp_path: Path, save: Callable[..., Path]) -> None:
@@ -187,7 +225,7 @@ def test_only_the_newest_are_kept_and_leftovers_go(tmp_path: Path, save: Callabl
             save(step + 100, disk=CrashingDisk(9))
         save(step)
     assert sorted(path.name for path in folder.iterdir()) == ["global_step_10", "global_step_9"]
-    assert _newest(tmp_path) == (10, [])
+    assert _step(tmp_path) == (10, [])
 
 
 def test_a_checkpoint_of_a_later_format_is_refused(save: Callable[..., Path]) -> None:
@@ -200,7 +238,7 @@ def test_a_checkpoint_of_a_later_format_is_refused(save: Callable[..., Path]) ->
         open_checkpoint(path)
     save(0)
     with pytest.raises(CheckpointError, match="has format 99"):  # going on from step 0 is not what its owner means
-        newest_valid(path.parent, print)
+        whole_checkpoints(path.parent, print)
     assert (path / "DONE").is_file()
 
 
@@ -215,27 +253,12 @@ def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path: Path
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    found = newest_valid(tmp_path / "checkpoints", print)
-    assert found is not None
-    assert found.step == 1
-    forget_newer(found)
+    assert _step(tmp_path)[0] == 1
     save(3)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["global_step_1", "global_step_3"]
     (tmp_path / "checkpoints/global_step_3/DONE").unlink()
-    assert _newest(tmp_path)[0] == 1
-
-
-def test_a_checkpoint_that_another_process_has_finished_meanwhile_is_not_forgotten(
-    tmp_path: Path, save: Callable[..., Path]
-) -> None:
-    save(1)
-    found = newest_valid(tmp_path / "checkpoints", print)
-    assert found is not None
-    save(2)
-    with pytest.raises(CheckpointError, match=r"global_step_2 was written after .*global_step_1 had been found to be the newest"):
-        forget_newer(found)
-    assert _newest(tmp_path)[0] == 2
+    assert _step(tmp_path)[0] == 1
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -251,8 +274,8 @@ def test_training_goes_on_bit_for_bit(
     first = Actor(run)
     for batch in batches[:2]:
         first.update(batch, UIDS)
-    save_checkpoint(tmp_path / "c", first.state(), step=2, version=2, model=run.model, trainer={}, keep=1)
-    found = newest_valid(tmp_path / "c", print)
+    save_checkpoint(tmp_path / "c", first.state(), step=2, version=2, model=run.model, keep=1)
+    found = _newest(tmp_path / "c")
     assert found is not None
     resumed = Actor(run)
     torch.rand(3)  # the generator is part of the state
@@ -281,9 +304,9 @@ def test_the_critic_goes_on_bit_for_bit(
         straight.update(batch, UIDS)
     for batch in batches[:2]:
         first.update(batch, UIDS)
-    facts: dict[str, Any] = {"step": 2, "version": 2, "model": run.model, "trainer": {}, "keep": 1}
+    facts: dict[str, Any] = {"step": 2, "version": 2, "model": run.model, "keep": 1}
     save_checkpoint(tmp_path / "c", actor.state(), **facts, critic=first.state())
-    found = newest_valid(tmp_path / "c", print)
+    found = _newest(tmp_path / "c")
     assert found is not None
     resumed.load(found.load_critic())
     resumed.update(batches[2], UIDS)
@@ -299,7 +322,7 @@ def test_the_critic_goes_on_bit_for_bit(
 def test_a_checkpoint_without_a_critic_says_so(tmp_path: Path, state: LearnerState) -> None:
     """Nor does one that was written before there were any."""
     model = ModelConfig(path=str(tmp_path / "qwen2-tied-0"))
-    path = save_checkpoint(tmp_path / "c", state, step=1, version=1, model=model, trainer={}, keep=1)
+    path = save_checkpoint(tmp_path / "c", state, step=1, version=1, model=model, keep=1)
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest.pop("critic_counters") is None
     text = json.dumps(manifest)
@@ -319,7 +342,7 @@ def test_the_model_inside_loads_as_any_hugging_face_model(
     run = make_run(make_model(kind, tied=tied))
     actor = Actor(run)
     actor.update(make_columns(LENGTHS), UIDS)
-    path = save_checkpoint(tmp_path / "c", actor.state(), step=1, version=1, model=run.model, trainer={}, keep=1) / "model"
+    path = save_checkpoint(tmp_path / "c", actor.state(), step=1, version=1, model=run.model, keep=1) / "model"
     model = AutoModelForCausalLM.from_pretrained(path)
     parameters = dict(model.named_parameters())
     assert set(parameters) == set(actor.state().model)
@@ -335,7 +358,7 @@ def test_a_configured_template_becomes_the_exports_own(tmp_path: Path, state: Le
     template = tmp_path / "mine.jinja"
     template.write_text("mine")
     model = ModelConfig(path=str(tmp_path / "qwen2-tied-0"), chat_template=str(template))
-    path = save_checkpoint(tmp_path / "c", state, step=1, version=1, model=model, trainer={}, keep=1)
+    path = save_checkpoint(tmp_path / "c", state, step=1, version=1, model=model, keep=1)
     assert (path / "model" / "chat_template.jinja").read_text() == "mine"
 
 
