@@ -41,8 +41,14 @@ def _kept_turn(turn: "TensorDict") -> KeptTurn:
     )
 
 
-def goes_on(loop: object, tools: Mapping[str, Tool]) -> bool:
-    """Can sessions of `loop` go on in the middle? A loop says so by `can_resume = True`. A tool says by `is_stateful = True` that
-    sessions have something in its own memory, which a restart has lost."""
-    is_stateful = any(getattr(tool, "is_stateful", False) for tool in tools.values())
-    return bool(getattr(loop, "can_resume", False)) and not is_stateful
+def goes_on(loop: object, tools: Mapping[str, Tool], turns: "Sequence[TensorDict]") -> bool:
+    """Can a session of `loop` go on after these turns? A loop says so by `can_resume = True`. A tool says by `is_stateful = True`
+    that sessions have something in its own memory, which a restart has lost; one that had ended asks no tool any more."""
+    if not getattr(loop, "can_resume", False):
+        return False
+    return _has_ended(turns) or not any(getattr(tool, "is_stateful", False) for tool in tools.values())
+
+
+def _has_ended(turns: "Sequence[TensorDict]") -> bool:
+    state = turns[-1].get("extra_fields", None)
+    return state is not None and bool(state.tolist()[0].get("stop_reason"))

@@ -290,7 +290,7 @@ class GroupRunner:
         """Attempt after attempt, until one of them settles the session, or its group is gone."""
         turns: Sequence[TensorDict] = await self._queue.kv_turns(lease.uid, lease.session_id) if group.resumed else ()
         attempt: SessionLease | None = lease
-        if turns and not goes_on(self._parts.loop, self._tools.tools):
+        if turns and not goes_on(self._parts.loop, self._tools.tools, turns):
             live = Live(lease.uid, lease.session_id, self._world.now, attempt=lease.attempt)
             attempt, turns = await self._open_next(group, lease, live, LOST_STATE), ()
         while attempt is not None:

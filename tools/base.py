@@ -19,7 +19,8 @@ class ToolArgumentError(ValueError):
 
 
 class Tool(Protocol):
-    """Something the model can call by name."""
+    """Something the model can call by name. One with a further attribute `is_stateful = True` remembers something of its sessions:
+    after a restart they begin again, since nobody can build that again."""
 
     @property
     def name(self) -> str: ...
@@ -55,6 +56,7 @@ class FunctionTool:
         self.schema: Json = function_schema(function, self.name)
         self._arguments = argument_struct(function, self.name)
         self.is_async = inspect.iscoroutinefunction(function)
+        self.is_stateful = bool(getattr(function, "is_stateful", False))
         self._takes_kwargs = HIDDEN in inspect.signature(function).parameters
 
     def __call__(self, *args: object, **kwargs: object) -> object:

@@ -1,9 +1,10 @@
 """A small tokenizer with a Hermes template, a run's configuration, and fakes of what stands around the agents."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -17,8 +18,11 @@ from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun, parse_run
 from asyncrl.fields import Tag
 from asyncrl.keys import TRAIN
-from asyncrl.ports import GenerateRequest, Json, Prompt, RewardRequest, RewardResult
+from asyncrl.ports import GenerateRequest, Incident, Json, Prompt, RewardRequest, RewardResult, World
 from asyncrl.rollout.scripted import ScriptedEngine
+from asyncrl.simulation.events import EventLog
+from asyncrl.simulation.loop import VirtualLoop
+from asyncrl.simulation.world import SimWorld
 from asyncrl.tools import Tool, load_tools
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.world import RealWorld
@@ -104,9 +108,11 @@ class Rig:
     """A session's surroundings, so that a test says only what is special: the script, the configuration, the tools."""
 
     template: ChatTemplate
-    world: RealWorld
+    world: World
     scorer: FakeScorer
     requests: list[GenerateRequest] = field(default_factory=list)
+    incidents: list[Incident] = field(default_factory=list)
+    """What runners reported."""
 
     def call(self, expression: str) -> str:
         return f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{expression}"}}}}\n</tool_call>'
@@ -132,19 +138,46 @@ class Rig:
         self, queue: TransferQueue, engine: ScriptedEngine, run: TrainRun, tools: Mapping[str, Tool] | None = None
     ) -> GroupRunner:
         chosen = load_tools(["calculator"]) if tools is None else tools
-        return GroupRunner(queue, engine, self.scorer, self.template, chosen, run, self.world)
+        return GroupRunner(queue, engine, self.scorer, self.template, chosen, run, self.world, report=self.incidents.append)
+
+    def told(self) -> list[tuple[str, str]]:
+        """Kind and subject of each incident."""
+        return [(str(incident.kind), incident.what) for incident in self.incidents]
 
     async def tags(self, queue: TransferQueue) -> dict[str, Tag]:
         return (await queue.kv_list(TRAIN))[TRAIN]
 
     def parts(self, engine: ScriptedEngine, run: TrainRun, tools: dict[str, Tool] | None = None) -> SessionParts:
         runner = ToolRunner(load_tools(["calculator"]) if tools is None else tools, run.agent, self.world)
-        return session_parts(run, engine=engine, scorer=self.scorer, template=self.template, tools=runner, world=self.world)
+        return session_parts(
+            run,
+            engine=engine,
+            scorer=self.scorer,
+            template=self.template,
+            tools=runner,
+            world=self.world,
+            report=self.incidents.append,
+        )
 
 
 @pytest.fixture
 def rig(template: ChatTemplate, world: RealWorld, scorer: FakeScorer) -> Rig:
     return Rig(template, world, scorer)
+
+
+@pytest.fixture(scope="session")
+def in_virtual_time(template: ChatTemplate) -> Callable[[Callable[[Rig], Coroutine[Any, Any, Any]]], Any]:
+    """Run `main(rig)` where waiting costs nothing: seconds of back-offs and deadlines can be told exactly."""
+
+    def run(main: Callable[[Rig], Coroutine[Any, Any, Any]], seed: int = 0) -> Any:
+        loop = VirtualLoop(seed)
+        rig = Rig(template, SimWorld(loop, run_seed=0, log=EventLog()), FakeScorer())
+        try:
+            return loop.run_until_complete(main(rig))
+        finally:
+            loop.abandon()
+
+    return run
 
 
 @pytest.fixture

@@ -307,3 +307,30 @@ async def test_nothing_blocks_the_loop(kit: Kit, request_of: MakeRequest) -> Non
 async def test_an_engine_that_was_not_started_says_so(kit: Kit, request_of: MakeRequest) -> None:
     with pytest.raises(EngineError, match="async with"):
         await kit.make().generate(request_of())
+
+
+# --- beats ------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_engine_beats_while_it_works_and_only_then(kit: Kit, request_of: MakeRequest) -> None:
+    async with kit.make() as engine:
+        idle = engine.beats
+        await asyncio.sleep(0.01)
+        assert engine.beats == idle
+        task = asyncio.create_task(engine.generate(request_of(max_tokens=100)))
+        seen = {idle}
+        while not task.done():
+            await asyncio.wait({task}, timeout=1e-3)
+            seen.add(engine.beats)
+        assert max(seen) > idle
+        assert min(seen) == idle
+        after = engine.beats
+        await asyncio.sleep(0.01)
+        assert engine.beats == after
+        await engine.pause()
+        paused = asyncio.create_task(engine.generate(request_of(max_tokens=3)))
+        await asyncio.wait({paused}, timeout=0.01)
+        assert engine.beats == after
+        await engine.resume()
+        await paused
+        assert engine.beats > after
