@@ -175,10 +175,17 @@ def describe_batch(run: TrainRun, *, num_rows: int) -> str:
         f"a mini-batch        {mini} groups = {mini * n} trajectories; {batch // mini} a pass x {run.actor.ppo_epochs} passes",
         f"optimizer steps     {run.updates_per_batch} a training step, {steps * run.updates_per_batch} in all",
         f"tokens a trajectory {run.data.max_prompt_length} prompt + {run.data.max_response_length} response at most",
+        f"weight versions     {_versions(run, steps)}",
         f"old_log_probs       {_OLD_LOG_PROBS[run.old_log_probs]}",
         *_critic_lines(run),
     ]
     return to_toml(run) + "\n# batch arithmetic\n" + "\n".join(f"# {line}" for line in lines)
+
+
+def _versions(run: TrainRun, steps: int) -> str:
+    each = "one a training step" if run.publish_freq == 1 else f"one every {run.publish_freq} training steps"
+    behind = f"tokens are {run.max_staleness} behind at most" if run.max_staleness else "no token is behind"
+    return f"{steps // run.publish_freq}, {each}; {behind}"
 
 
 def _critic_lines(run: TrainRun) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 from asyncrl.config import TrainRun, idle_keys, parse_run
 from asyncrl.config.simulation import Scenario
 from asyncrl.errors import ConfigError
+from asyncrl.preflight import describe_batch
 
 ASYNC = {"mode": "async"}
 
@@ -63,6 +64,19 @@ def test_a_group_may_take_as_long_as_one_session() -> None:
         "agent.group_timeout_s = 3600 is less than agent.timeout_s = 7200: a group lasts as long as its longest session"
     )
     assert run_with(agent={"timeout_s": 7200, "group_timeout_s": 7200}).agent.group_timeout_s == 7200
+
+
+@pytest.mark.parametrize(
+    ("trainer", "told"),
+    [
+        ({}, "4, one a training step; no token is behind"),
+        ({**ASYNC, "max_staleness": 2}, "4, one a training step; tokens are 2 behind at most"),
+        ({**ASYNC, "publish_freq": 2}, "2, one every 2 training steps; tokens are 1 behind at most"),
+    ],
+)
+def test_a_dry_run_says_how_old_tokens_may_be(trainer: dict[str, Any], told: str) -> None:
+    lines = describe_batch(run_with(trainer=trainer), num_rows=64).splitlines()
+    assert f"# weight versions     {told}" in lines
 
 
 # --- correction -------------------------------------------------------------------------------------------------------------------

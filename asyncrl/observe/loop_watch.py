@@ -22,8 +22,8 @@ from asyncrl.ports import Incident, IncidentKind, Report
 
 log = logging.getLogger(__name__)
 
-TICKS_A_LIMIT = 8
-"""A block is noticed at most an eighth of the limit too late; with the usual second that is 8 timers a second."""
+TICKS_A_LIMIT = 4
+"""A block is noticed a quarter of the limit too late at most; with the usual second that is 4 timers a second."""
 MOST_FRAMES = 40
 """Innermost frames of a stack in the log."""
 _OF_PYTHON = sysconfig.get_paths()["stdlib"]
