@@ -168,7 +168,7 @@ class KeptSteps:
         if newest > self.last:
             raise CheckpointError(
                 f"the journal ends with step {self.last}, the newest whole checkpoint is of step {newest}: the steps between were "
-                "trained without this journal; put theirs in its place, or remove the checkpoint"
+                "trained without this journal; put theirs in its place, or remove the checkpoint to go on from an older one"
             )
         if newest < self.purged:
             raise CheckpointError(

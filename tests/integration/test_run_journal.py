@@ -17,6 +17,7 @@ import pytest
 from asyncrl import assembly
 from asyncrl.config import TrainRun, load_run
 from asyncrl.errors import CheckpointError, JournalDamagedError, JournalInUseError
+from asyncrl.journal import reading
 from asyncrl.journal.entries import Saved
 from asyncrl.journal.sqlite import open_journal
 from asyncrl.observe.metrics import read_metrics
@@ -29,11 +30,12 @@ async def train(config: Path, *overrides: str, resume: bool = False) -> Path:
     return await assembly.run_training(run, inputs, resume=resume)
 
 
-def kept(folder: Path) -> Saved:
-    journal = open_journal(folder / "journal.db")
-    saved = journal.load()
-    journal.close()
-    return saved
+def kept(folder: Path, weights_step: int = 0) -> Saved:
+    return reading.load(folder / "journal.db", weights_step)
+
+
+def keys_of(saved: Saved) -> dict[int, tuple[str, ...]]:
+    return {step: record.keys for step, record in saved.records.items()}
 
 
 def start(config: Path, *arguments: str, before: Callable[[], None] | None = None) -> "subprocess.Popen[str]":
@@ -59,47 +61,98 @@ def wait_for_step(process: "subprocess.Popen[str]", step: int) -> None:
 
 async def test_a_run_leaves_a_journal_that_agrees_with_its_counts(config: Path) -> None:
     folder = await train(config, "trainer.save_freq=1", "trainer.total_training_steps=4")
-    saved, last = kept(folder), read_metrics(folder / "metrics.jsonl")[-1]
+    saved, last = kept(folder, 4), read_metrics(folder / "metrics.jsonl")[-1]
     assert (saved.rows, saved.leases, saved.turns) == ({}, {}, {})
-    assert [(step, record.is_retired, len(record.keys)) for step, record in saved.records.items()] == [(4, True, 4)]
+    assert [(step, record.tries, len(record.keys)) for step, record in saved.records.items()] == [(4, 0, 4)]
+    assert len(kept(folder, 3).rows) == 6, "four trajectories and two prompts, for the older checkpoint"
     assert saved.counters["admitted"] == saved.counters["cursor"] == last["admission/admitted"] == 8
     assert (saved.counters["purged_step"], saved.counters["purged_groups"]) == (3, 6)
 
 
 async def test_without_checkpoints_nothing_piles_up(config: Path) -> None:
-    folder = await train(config, "trainer.total_training_steps=12")
+    folder = await train(config, "trainer.total_training_steps=12", "trainer.save_freq=0")
     rows = read_metrics(folder / "metrics.jsonl")
     assert {row["transfer_queue/records"] for row in rows[:-1]} == {0}
-    saved = kept(folder)
+    saved = kept(folder, 12)
     assert (saved.rows, saved.turns, saved.leases) == ({}, {}, {})
     assert list(saved.records) == [12], "the last step's, for the checkpoint at the end"
     assert (saved.counters["purged_step"], saved.counters["purged_groups"]) == (11, 22)
 
 
-async def test_a_run_without_a_journal_leaves_none(config: Path) -> None:
+async def test_a_run_without_a_journal_leaves_none_and_is_not_resumed(config: Path) -> None:
     folder = await train(config, "store.journal=false", "trainer.total_training_steps=1")
     assert not (folder / "journal.db").exists()
+    with pytest.raises(CheckpointError, match=r"--resume needs store\.journal = true"):
+        await train(config, "store.journal=false", resume=True)
+    with pytest.raises(CheckpointError, match=r"the journal ends with step 0, the newest whole checkpoint is of step 1"):
+        await train(config, resume=True)
 
 
-async def test_a_resumed_run_drops_and_counts_what_was_under_way(config: Path) -> None:
-    folder = await train(config, "trainer.save_freq=1", "trainer.total_training_steps=2")
-    (folder / "checkpoints/global_step_2/optimizer.safetensors").write_bytes(b"")
-    await train(config, "trainer.total_training_steps=3", resume=True)
-    saved = kept(folder)
-    assert saved.counters["dropped/restart"] == 2, "the two groups of step 2 were trained for nothing"
-    assert saved.counters["admitted"] == 8
-    assert saved.counters["cursor"] == 6
-    assert list(saved.records) == [2, 3], "step 2 again, and step 3"
+EXACT = ("rollout.deterministic=true", "trainer.save_freq=1", "trainer.total_training_steps=4")
 
 
-async def test_after_a_resume_the_older_checkpoint_can_still_be_gone_on_from(config: Path) -> None:
-    folder = await train(config, "trainer.save_freq=1", "trainer.total_training_steps=3")
-    await train(config, "trainer.total_training_steps=3", resume=True)  # ends where it begins, before any other checkpoint
-    (folder / "checkpoints/global_step_3/optimizer.safetensors").write_bytes(b"")
-    await train(config, "trainer.total_training_steps=4", resume=True)
-    saved = kept(folder)
-    groups = saved.counters.get("purged_groups", 0) + sum(len(record.uids) for record in saved.records.values())
-    assert (groups, saved.counters["dropped/restart"], saved.counters["admitted"]) == (8, 2, 10)
+async def test_a_lost_step_is_done_again_on_its_batch_and_ends_in_the_same_weights(
+    config: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is dropped for it, and no prompt is admitted twice."""
+    folder = await train(config, *EXACT, "trainer.max_ckpt_to_keep=3")
+    before, weights = kept(folder), (folder / "hf/model.safetensors").read_bytes()
+    (folder / "hf/model.safetensors").unlink()
+    for step in (3, 4):
+        (folder / f"checkpoints/global_step_{step}/optimizer.safetensors").write_bytes(b"")
+    with caplog.at_level(logging.WARNING):
+        await train(config, *EXACT, "trainer.max_ckpt_to_keep=3", resume=True)
+    assert [f"global_step_{step}: optimizer.safetensors has 0 bytes" in caplog.text for step in (2, 3, 4)] == [False, True, True]
+    after = kept(folder)
+    assert (keys_of(after), after.counters) == (keys_of(before), before.counters)
+    assert (folder / "hf/model.safetensors").read_bytes() == weights
+    assert [(row["step"], row["incarnation"]) for row in read_metrics(folder / "metrics.jsonl")][-2:] == [(3, 1), (4, 1)]
+
+
+async def test_a_run_that_left_no_checkpoint_goes_on_from_its_beginning(config: Path) -> None:
+    """Step 0 counts as one, so the first two steps are not purged before there are two others."""
+    folder = await train(config, *EXACT[:2], "trainer.total_training_steps=1")
+    before, weights = kept(folder), (folder / "hf/model.safetensors").read_bytes()
+    shutil.rmtree(folder / "checkpoints")
+    await train(config, *EXACT[:2], "trainer.total_training_steps=1", resume=True)
+    after = kept(folder)
+    assert (keys_of(after), after.counters) == (keys_of(before), before.counters)
+    assert (folder / "hf/model.safetensors").read_bytes() == weights
+
+
+async def test_a_run_that_was_killed_before_its_first_group_begins(config: Path) -> None:
+    run = load_run(TrainRun, config)
+    inputs = await asyncio.to_thread(check_train, run)
+    folder = assembly._new_folder(run, inputs.train_rows)
+    open_journal(folder.journal).close()  # there is a journal, and nothing in it
+    assert await train(config, "trainer.total_training_steps=1", resume=True) == folder.path
+    assert kept(folder.path).counters["admitted"] == 2
+
+
+async def test_a_run_folder_without_a_start_is_passed_over(config: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = await train(config, "trainer.total_training_steps=1")
+    second = await train(config, "trainer.total_training_steps=1")
+    (second / "start.json").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert await train(config, "trainer.total_training_steps=2", resume=True) == first
+    assert "small-2 has no start.json, so its run never began" in caplog.text
+    (first / "start.json").unlink()
+    with pytest.raises(CheckpointError, match=r"--resume: no run in .*small-2, .*small has begun; start a new run"):
+        await train(config, resume=True)
+
+
+async def test_other_initial_weights_are_refused_where_they_would_be_used(config: Path, tmp_path: Path) -> None:
+    model = Path(load_run(TrainRun, config).model.path)
+    shutil.copytree(model, tmp_path / "mine")
+    mine = (f"model.path={tmp_path}/mine", "trainer.max_ckpt_to_keep=3")
+    folder = await train(config, *mine, "trainer.total_training_steps=1")
+    weights = tmp_path / "mine/model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    await train(config, *mine, "trainer.total_training_steps=2", resume=True)  # it has a checkpoint
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"began with other weights than model\.path = '.*mine' has now"):
+        await train(config, *mine, "trainer.total_training_steps=2", resume=True)
 
 
 async def test_a_checkpoint_older_than_the_journal_is_refused(config: Path, tmp_path: Path) -> None:
@@ -107,33 +160,23 @@ async def test_a_checkpoint_older_than_the_journal_is_refused(config: Path, tmp_
     shutil.copytree(folder / "checkpoints/global_step_1", tmp_path / "old")
     await train(config, "trainer.save_freq=1", "trainer.total_training_steps=4", resume=True)
     shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"begins after step 3, the newest whole checkpoint is of step 0 \(there is none\)"):
+        await train(config, "trainer.total_training_steps=5", resume=True)
     shutil.copytree(tmp_path / "old", folder / "checkpoints/global_step_1")
-    with pytest.raises(CheckpointError, match=r"journal\.db begins after step 3, the newest whole checkpoint is of step 1; put "):
+    with pytest.raises(
+        CheckpointError, match=r"small: the journal begins after step 3, the newest whole checkpoint is of step 1; put"
+    ):
         await train(config, "trainer.total_training_steps=5", resume=True)
 
 
-async def test_a_journal_that_was_not_kept_for_some_steps_is_refused_until_it_is_removed(
-    config: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What it counts would be wrong from then on, and what it says of steps would be of others."""
+async def test_a_journal_that_was_removed_is_missed(config: Path) -> None:
+    """Without it nobody knows what the weights have learned: prompts would be trained on twice."""
     folder = await train(config, "trainer.total_training_steps=2")
-    await train(config, "trainer.total_training_steps=4", "store.journal=false", resume=True)
-    for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"journal\.db ends with step 2, the newest whole checkpoint is of step 4"):
-            await train(config, "trainer.total_training_steps=5", resume=True)
     (folder / "journal.db").unlink()
-    with caplog.at_level(logging.WARNING):
-        await train(config, "trainer.total_training_steps=5", resume=True)
-    assert f"{folder}/journal.db holds nothing yet: its counts of groups begin after step 4" in caplog.text
-    counters = kept(folder).counters
-    assert (counters["admitted"], counters["cursor"], counters["purged_step"]) == (2, 10, 4)
-
-
-async def test_a_journal_that_ended_before_its_first_group_may_be_gone_on_with(config: Path) -> None:
-    folder = await train(config, "trainer.total_training_steps=1", "store.journal=false")
-    kept(folder)  # makes one, as a process that is killed just then does
-    await train(config, "trainer.total_training_steps=2", resume=True)
-    assert kept(folder).counters["admitted"] == 2
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"ends with step 0, the newest whole checkpoint is of step 2: the steps between"):
+            await train(config, "trainer.total_training_steps=3", resume=True)
+    assert (folder / "checkpoints/global_step_2/DONE").is_file()
 
 
 @pytest.mark.long
@@ -155,8 +198,9 @@ def test_a_killed_run_is_resumed_as_if_it_had_not_been(config: Path) -> None:
     assert (whole / "hf/model.safetensors").read_bytes() == (folder / "hf/model.safetensors").read_bytes()
     after = kept(folder)
     groups = after.counters["purged_groups"] + sum(len(record.uids) for record in after.records.values())
-    dropped = sum(count for name, count in after.counters.items() if name.startswith("dropped/"))
-    assert (groups, after.counters["admitted"]) == (16, 16 + dropped)
+    assert (groups, after.counters["admitted"], after.counters["cursor"]) == (16, 16, 16)
+    assert not [name for name in after.counters if name.startswith("dropped/")]
+    assert {step: keys for step, keys in keys_of(before).items() if step in after.records}.items() <= keys_of(after).items()
 
 
 @pytest.mark.long
