@@ -166,23 +166,30 @@ class ReplayBuffer:
 
     async def _refill(self) -> None:
         """Groups that are not trained on make room for new ones. First the counts, then the clearing, so that no sample sees one of
-        them again."""
+        them again; with no await in between, so that nothing is admitted in its place that a crash would find beside it."""
         if not self._leaving:
             return
         await self._world.site("replay.refill")  # they are alive and no batch may have them: their places may be free later
-        leaving, self._leaving = self._leaving, {}
-        by_reason: dict[str, list[PromptGroup]] = {}
-        for uid, reason in leaving.items():
-            if (group := self._groups.get(uid)) is not None:
-                by_reason.setdefault(reason, []).append(group)
+        failed: list[PromptGroup] = []
+        for reason in dict.fromkeys(self._leaving.values()):
+            groups = self._take_leaving(reason)
+            failed += groups if reason == "failure" else []
+            if self._broken is None and (enough := self._verdicts.had_enough()) is not None:
+                self._break(enough)
+            if groups:
+                await self._queue.drop([group.uid for group in groups], partition_id=self._partition_id, reason=reason)
+        self._verdicts.tell(failed, self._queue.failed_rows())
+
+    def _take_leaving(self, reason: str) -> list[PromptGroup]:
+        """The groups that leave for this reason, which are forgotten here; those that are gone already count for nothing."""
+        uids = [uid for uid, its in self._leaving.items() if its == reason]
+        groups = [group for uid in uids if (group := self._groups.get(uid)) is not None]
+        for uid in uids:
+            del self._leaving[uid]
             self._drop_known(uid)
             if self._admission.is_alive(uid):
                 self._admission.drop(uid, reason)
-        if self._broken is None and (enough := self._verdicts.had_enough()) is not None:
-            self._break(enough)
-        for reason, groups in by_reason.items():
-            await self._queue.drop([group.uid for group in groups], partition_id=self._partition_id, reason=reason)
-        self._verdicts.tell(by_reason.get("failure", ()), self._queue.failed_rows())
+        return groups
 
     def _break(self, reason: BaseException) -> None:
         self._broken = reason
