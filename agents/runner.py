@@ -54,6 +54,7 @@ from asyncrl.ports import (
 )
 from asyncrl.tools import Tool
 from asyncrl.transfer_queue import GroupUnderWay, TransferQueue
+from asyncrl.waiting import back_off
 from asyncrl.wording import first_of
 
 if TYPE_CHECKING:
@@ -339,7 +340,7 @@ class GroupRunner:
         """Wait before attempt `attempt`."""
         self._report(live.incident(IncidentKind.RETRY, "session", describe_retry(failure, attempt=attempt, config=self._config)))
         with live.at("back-off"):
-            await asyncio.sleep(backoff_s(attempt=attempt, config=self._config))
+            await back_off(backoff_s(attempt=attempt, config=self._config))
 
     async def _run(self, group: Group, lease: SessionLease, live: Live, turns: "Sequence[TensorDict]") -> "Rows | SessionFailure":
         version = self._parts.engine.version

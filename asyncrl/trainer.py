@@ -49,7 +49,7 @@ from asyncrl.stages.stage import Stage, StepScope, run_stage
 from asyncrl.stages.trajectory_texts import TEXT_FIELDS, first_trajectories, trajectory_texts
 from asyncrl.stopping import Stop, StopRequested, until
 from asyncrl.transfer_queue import TransferQueue
-from asyncrl.waiting import no_stray_cancel, within
+from asyncrl.waiting import give_way, no_stray_cancel, within
 from asyncrl.wording import first_of
 
 REDRAW_S = 0.2
@@ -206,7 +206,7 @@ class Trainer:
             self.admission.admit(prompt.uid)
             self.sight.lineage.admit(prompt)
             self.agents.start(prompt)
-            await asyncio.sleep(0)  # a batch of them at once would hold the loop
+            await give_way()  # a batch of them at once would hold the loop
 
     async def show_groups(self) -> None:
         """Keep the groups on the progress bar up to date, a few times a second at most."""

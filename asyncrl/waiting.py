@@ -1,4 +1,4 @@
-"""Waiting: a deadline whose error says what took too long, and whether a cancellation was asked for.
+"""Waiting: a deadline whose error says what took too long, whether a cancellation was asked for, and pauses that mean to take time.
 
 Every wait of the controller that can hang stands inside `within`, and every task of it that nobody looks at while it runs inside
 `no_stray_cancel`.
@@ -57,3 +57,13 @@ def no_stray_cancel(who: str) -> Iterator[None]:
         if is_asked_to_end():
             raise
         raise StrayCancelError(f"{who} was cancelled, and nobody had asked for it") from error
+
+
+async def back_off(seconds: float) -> None:
+    """Let time pass before another try. Never a way to wait for a change: that is an event."""
+    await asyncio.sleep(seconds)
+
+
+async def give_way() -> None:
+    """One turn of the loop for everybody else, in work that would hold it too long in one go."""
+    await asyncio.sleep(0)
