@@ -121,17 +121,7 @@ async def open_controller(
             queue=queue,
             agents=agents,
             admission=admission,
-            replay=ReplayBuffer(
-                queue,
-                admission,
-                group_size=run.rollout.n,
-                config=run.replay,
-                world=world,
-                filter_groups=run.algorithm.filter_groups,
-                max_tries=run.trainer.max_step_tries,
-                report=incidents.report,
-                describe=agents.describe,
-            ),
+            replay=_replay(run, edges, admission, agents, incidents.report),
             actor=edges.policy,
             engine=engine,
             stages=edges.stages,
@@ -165,6 +155,20 @@ def _lineage(run: TrainRun, edges: Edges, admission: Admission) -> Lineage:
         rollout=edges.rollout_topology,
         is_alive=admission.is_alive,
         incarnation=edges.queue.incarnation,
+    )
+
+
+def _replay(run: TrainRun, edges: Edges, admission: Admission, agents: GroupRunner, report: Report) -> ReplayBuffer:
+    return ReplayBuffer(
+        edges.queue,
+        admission,
+        group_size=run.rollout.n,
+        config=run.replay,
+        world=edges.world,
+        filter_groups=run.algorithm.filter_groups,
+        max_tries=run.trainer.max_step_tries,
+        report=report,
+        describe=agents.describe,
     )
 
 
