@@ -45,7 +45,8 @@ async def live(
     """Run the controller until it ends. Whatever ends it is raised."""
     async with open_life(machine, world, plan, watcher, stop, oracles) as trainer:
         await trainer.fit()
-    machine.is_finished = trainer.step >= trainer.total_steps
+    # Who was asked to stop at the last step may owe its evaluation: that is for the next life.
+    machine.is_finished = trainer.step >= trainer.total_steps and not stop.is_requested
 
 
 @asynccontextmanager

@@ -29,16 +29,18 @@ Task = asyncio.Task[Any]
 
 @dataclass(slots=True, kw_only=True)
 class Tasks:
-    """Tasks under way: `groups` and `sessions` by uid, `guests` (loops and tools) by kind; kept by `living.py`."""
+    """Tasks under way: `groups` and `sessions` by uid, `guests` (loops and tools) by kind; kept by `living.py`. Sessions of
+    evaluations have places of their own."""
 
     groups: dict[str, Task] = field(default_factory=dict)
     sessions: dict[str, dict[int, Task]] = field(default_factory=dict)
     session_guests: dict[Task, None] = field(default_factory=dict)
+    eval_guests: dict[Task, None] = field(default_factory=dict)
     tool_guests: dict[Task, None] = field(default_factory=dict)
 
     @property
     def num(self) -> int:
-        return len(self.groups) + len(self.sessions) + len(self.session_guests) + len(self.tool_guests)
+        return len(self.groups) + len(self.sessions) + len(self.session_guests) + len(self.eval_guests) + len(self.tool_guests)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class Ground:
     hits: Counter[FaultKind]
     """Faults that came true in this life."""
     tasks: Tasks = field(default_factory=Tasks)
+    is_cut_short: bool = False
+    """The process has ended in the middle of a turn."""
     state: State = field(init=False)
     """What the store holds."""
     admission: Admission = field(init=False)
@@ -108,7 +112,7 @@ class Ground:
     @property
     def is_ending(self) -> bool:
         """The runner is being left, or one of its groups has failed: what is under way is not brought to its end any more."""
-        return self.runner._is_closing or self.runner.has_failed
+        return self.is_cut_short or self.runner._is_closing or self.runner.has_failed
 
     @property
     def has_journal_failed(self) -> bool:

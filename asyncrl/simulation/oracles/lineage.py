@@ -25,14 +25,18 @@ class TrainedOnce(Oracle):
         self._checkpoints = ground.machine.checkpoints
         self._written: dict[int, int] = {}
         """Step -> number of the entry that recorded it."""
-        self._to_sync = self._to_sync_of_save = 0
-        """The last entry of a step or an evaluation; and the last one before a checkpoint was asked for."""
+        self._last = self._last_relied_on = 0
+        """The last entry of a step or an evaluation; and of those that a checkpoint takes for granted: records and evaluations."""
+        self._to_sync = (0, 0)
+        """Of both, before the last checkpoint was asked for."""
         self._learned = {uid for step in ground.lineage for uid in step}
         """Groups in the weights of this life."""
 
     def entry(self, changes: Changes) -> None:
         if changes.records or "evaluated" in changes.counted:
-            self._to_sync = changes.number
+            self._last = changes.number
+        if "evaluated" in changes.counted or any(after.tries for _, after in changes.records):
+            self._last_relied_on = changes.number
         for before, after in changes.records:
             if before is not None and (before.keys, before.uids, before.row_ids) != (after.keys, after.uids, after.row_ids):
                 self.fail(f"the record of step {after.step} was changed: {len(before.keys)} keys, then {len(after.keys)}")
@@ -85,7 +89,7 @@ class TrainedOnce(Oracle):
             self.fail(f"step {step} is repeated with {len(record.keys)} keys; a life before had learned from {len(before)} others")
 
     def saving(self, step: int) -> None:
-        self._to_sync_of_save = self._to_sync
+        self._to_sync = self._last, self._last_relied_on
 
     def turn(self) -> None:
         ground = self.ground
@@ -132,12 +136,9 @@ class TrainedOnce(Oracle):
         twice = [uid for uid, count in Counter(seen).items() if count > 1]
         if twice:
             self.fail(f"the checkpoint of step {saved.step} has seen groups {twice[:4]} twice")
-        num_synced = ground.machine.journal.num_synced
-        if ground.run.store.journal and num_synced < self._to_sync_of_save:
-            self.fail(
-                f"the checkpoint of step {saved.step} is DONE, and of the entries before it, up to {self._to_sync_of_save}, "
-                f"{num_synced} are synced"
-            )
+        num_synced, must = ground.machine.journal.num_synced, self._to_sync[ground.has_journal_failed]
+        if ground.run.store.journal and num_synced < must:
+            self.fail(f"the checkpoint of step {saved.step} is DONE; of the {must} entries before it {num_synced} are synced")
         if not ground.has_journal_failed:
             ground.memory.sweep(num_synced)
 

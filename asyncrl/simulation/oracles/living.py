@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from asyncrl.simulation.faults.plan import EVALUATION
 from asyncrl.simulation.oracles.book import Line
 from asyncrl.simulation.oracles.ground import Task
 from asyncrl.simulation.oracles.oracle import Oracle
@@ -22,6 +23,8 @@ class Living(Oracle):
         elif kind == "session":
             uid, _, number = rest.rpartition("_")
             tasks.sessions.setdefault(uid, {})[int(number)] = task
+        elif name.startswith(f"guest: session {EVALUATION}"):
+            tasks.eval_guests[task] = None
         elif name.startswith("guest: session"):
             tasks.session_guests[task] = None
         elif name.startswith("guest: tool"):
@@ -41,6 +44,7 @@ class Living(Oracle):
                 tasks.sessions.pop(uid, None)
         elif kind == "guest:":
             tasks.session_guests.pop(task, None)
+            tasks.eval_guests.pop(task, None)
             tasks.tool_guests.pop(task, None)
 
     def fed(self, lines: Sequence[Line]) -> None:

@@ -194,6 +194,7 @@ class Oracles:
         ground, self._ground = self._ground, None
         if ground is None:
             return
+        ground.is_cut_short = crashed
         ground.loop.begun = ground.loop.ended = None
         self._tell_notes(ground)
         if not crashed:
