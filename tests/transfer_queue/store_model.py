@@ -1,12 +1,12 @@
-"""The TransferQueue in plain Python, and the first half of its model: leases, admissions, puts, turns and gets.
+"""The first half of the model of a TransferQueue: leases, admissions, puts, turns and gets.
 
-[store_model] -> test_store_model: endings, steps, watches, and the next process
+kept_model -> [store_model] -> test_store_model: endings, steps, watches, and the next process
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,8 +18,9 @@ from asyncrl.errors import MissingColumnError, RecordError, StaleLeaseError, Sto
 from asyncrl.keys import TRAIN, GroupLease, Lease, SessionLease, StepLease
 from asyncrl.protocol.ragged import rows_of
 from asyncrl.transfer_queue import TransferQueue, Watch
+from tests.transfer_queue.kept_model import Kept, ModelRow
 
-UIDS = st.sampled_from(["a", "b", "c"])
+UIDS = st.sampled_from(["a", "b", "c", "d"])
 SESSIONS = st.integers(0, 1)
 SMALL = st.integers(0, 2)
 LATE = st.sampled_from([0, 0, 1, -1, -2])
@@ -28,73 +29,6 @@ LENGTHS = st.lists(SMALL, min_size=1, max_size=3)
 STRANGER = "a_1_2"
 """A key that is mostly not there; by its name it is of session 1 of group `a`."""
 Errors = set[type[StoreError]]
-
-
-@dataclass
-class ModelRow:
-    uid: str
-    session_id: int | None
-    attempt: int
-    incarnation: int
-    tag: dict[str, int] = field(default_factory=dict)
-    columns: dict[str, list[int]] = field(default_factory=dict)
-
-
-@dataclass
-class ModelRecord:
-    uids: list[str]
-    keys: list[str]
-    is_retired: bool = False
-
-
-@dataclass
-class Kept:
-    """What a journal keeps, in plain Python."""
-
-    rows: dict[str, ModelRow] = field(default_factory=dict)
-    groups: dict[str, GroupLease] = field(default_factory=dict)
-    sessions: dict[tuple[str, int], tuple[SessionLease, bool]] = field(default_factory=dict)  # the latest one, and is it open?
-    turns: dict[tuple[str, int], list[list[int]]] = field(default_factory=dict)
-    records: dict[int, ModelRecord] = field(default_factory=dict)
-    counters: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def open_sessions(self) -> set[SessionLease]:
-        return {lease for lease, is_open in self.sessions.values() if is_open}
-
-    def group_of(self, uid: str) -> list[str]:
-        return [key for key, row in self.rows.items() if row.uid == uid]
-
-    def step_of(self, key: str) -> int | None:
-        return next((step for step, held in self.records.items() if not held.is_retired and key in [*held.keys, *held.uids]), None)
-
-    def is_trained(self, key: str) -> bool:
-        """A record that is not purged has it, retired or not."""
-        return any(key in [*held.keys, *held.uids] for held in self.records.values())
-
-    def shut(self, uid: str, session_id: int | None = None) -> None:
-        """The lease of a session, or of a group with all of its sessions, is closed and its turns are gone."""
-        if session_id is None:
-            self.groups.pop(uid, None)
-            self.sessions = {key: value for key, value in self.sessions.items() if key[0] != uid}
-            self.turns = {key: value for key, value in self.turns.items() if key[0] != uid}
-            return
-        self.turns.pop((uid, session_id), None)
-        if (uid, session_id) in self.sessions:
-            self.sessions[uid, session_id] = self.sessions[uid, session_id][0], False
-
-    def forget(self, keys: Collection[str]) -> None:
-        for key in keys:
-            row = self.rows.pop(key)
-            self.shut(row.uid, row.session_id)
-
-    @property
-    def last_step(self) -> int:
-        return max(self.records, default=self.counters["purged_step"])
-
-    @property
-    def num_dropped(self) -> int:
-        return sum(value for name, value in self.counters.items() if name.startswith("dropped/"))
 
 
 class Writers(RuleBasedStateMachine):
@@ -121,9 +55,9 @@ class Writers(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.loop.close()
 
-    def do(self, verb: Coroutine[Any, Any, Any]) -> Any:
+    def do(self, verb: Coroutine[Any, Any, Any], *, makes_futures: bool = False) -> Any:
         """Without a journal no verb suspends, and no watch that has something to tell: a loop would only make this slower."""
-        if self.is_journaled:
+        if self.is_journaled or makes_futures:
             return self.loop.run_until_complete(verb)
         try:
             verb.send(None)
@@ -131,13 +65,13 @@ class Writers(RuleBasedStateMachine):
             return done.value
         raise AssertionError("suspended")
 
-    def is_done(self, verb: Coroutine[Any, Any, None], errors: Errors, match: str = "") -> bool:
+    def is_done(self, verb: Coroutine[Any, Any, object], errors: Errors, match: str = "", *, makes_futures: bool = False) -> bool:
         """Do it; with `errors` it must be refused by one of them."""
         if not errors:
-            self.do(verb)
+            self.do(verb, makes_futures=makes_futures)
             return True
         with pytest.raises(tuple(errors), match=match or None):
-            self.do(verb)
+            self.do(verb, makes_futures=makes_futures)
         return False
 
     def value(self, length: int) -> list[int]:
@@ -155,10 +89,31 @@ class Writers(RuleBasedStateMachine):
         known = [row.incarnation for row in kept.rows.values() if row.uid == uid and row.session_id is None]
         if held is not None:
             known.append(held.incarnation)
-        is_refused = kept.step_of(uid) is not None or any(incarnation <= other for other in known)
+        is_refused = kept.is_trained(uid) or any(incarnation <= other for other in known)
         if self.is_done(self.queue.open_lease(lease), {StaleLeaseError} if is_refused else set()):
             kept.groups[uid] = lease
-            kept.sessions = {key: (latest, is_open and key[0] != uid) for key, (latest, is_open) in kept.sessions.items()}
+
+    @rule(uid=UIDS, more=st.sampled_from([1, 1, 0, -1]), number=st.none() | SMALL)
+    def reopen_group(self, uid: str, more: int, number: int | None) -> None:
+        kept, held = self.kept, self.kept.groups.get(uid)
+        lease = GroupLease(uid=uid, incarnation=more + (0 if held is None else held.incarnation))
+        tag = None if number is None else {"n": number}
+        sessions: list[SessionLease] = []
+
+        async def reopen() -> None:
+            found, kept_future = self.queue.reopen_group(lease, partition_id=TRAIN, tag=tag)
+            sessions.extend(found)
+            await kept_future
+
+        if self.is_done(reopen(), {StaleLeaseError} if held is None or more < 1 else set(), makes_futures=True):
+            kept.groups[uid] = lease
+            mine = [(key, latest) for key, (latest, is_open) in kept.sessions.items() if key[0] == uid and is_open]
+            for key, latest in mine:
+                kept.sessions[key] = replace(latest, incarnation=lease.incarnation), True
+            assert {(found.session_id, found.attempt) for found in sessions} == {(old.session_id, old.attempt) for _, old in mine}
+            assert {found.incarnation for found in sessions} <= {lease.incarnation}
+            if number is not None:
+                self.put_tag(lease, number)
 
     @rule(data=st.data(), uid=UIDS, session_id=SESSIONS, attempt=SMALL, incarnation=SMALL, is_next=st.booleans())
     def open_some_session(
@@ -241,13 +196,19 @@ class Writers(RuleBasedStateMachine):
 
     # --- put and get
 
-    @rule(uid=UIDS, incarnation=SMALL, cursor=SMALL)
-    def admit(self, uid: str, incarnation: int, cursor: int) -> None:
-        kept, lease = self.kept, GroupLease(uid=uid, incarnation=incarnation)
-        admit = self.queue.admit(lease, partition_id=TRAIN, cursor=cursor, tag={"n": 0}, fields={"raw_prompt": self.value(2)})
-        if self.is_done(admit, {StaleLeaseError} if uid in kept.groups or kept.group_of(uid) else set()):
+    @rule(uid=UIDS, incarnation=SMALL, more=st.sampled_from([1, 1, 1, 0, 2, -1]))
+    def admit(self, uid: str, incarnation: int, more: int) -> None:
+        kept, lease, cursor = self.kept, GroupLease(uid=uid, incarnation=incarnation), self.kept.counters["cursor"] + more
+        tag, fields = {"n": 0, "row": ord(uid)}, {"raw_prompt": self.value(2)}
+
+        async def admit() -> None:
+            await self.queue.admit(lease, partition_id=TRAIN, cursor=cursor, tag=tag, fields=fields)
+
+        is_known = uid in kept.groups or bool(kept.group_of(uid)) or kept.is_trained(uid)
+        errors: Errors = {StaleLeaseError} if is_known else {StoreError} if more < 0 else set()
+        if self.is_done(admit(), errors, makes_futures=True):
             kept.groups[uid] = lease
-            kept.rows[uid] = ModelRow(uid, None, 0, incarnation, {"n": 0}, {"raw_prompt": [self.counter] * 2})
+            kept.rows[uid] = ModelRow(uid, None, 0, incarnation, tag, {"raw_prompt": [self.counter] * 2})
             kept.counters.update(admitted=1)
             kept.counters["cursor"] = cursor
 
@@ -295,20 +256,23 @@ class Writers(RuleBasedStateMachine):
         rows = self.put_values(data, lease, lengths)
         self.is_done(self.queue.kv_batch_put(**rows, partition_id=TRAIN, lease=lease), errors, f"'{rows['keys'][0]}'")
 
-    @rule(data=st.data(), lengths=st.just([]) | LENGTHS, number=st.none() | SMALL)
-    def settle_session(self, data: st.DataObject, lengths: list[int], number: int | None) -> None:
-        self.settle(data, self.draw_session(data), lengths, number)
+    @rule(data=st.data(), lengths=st.just([]) | LENGTHS, number=st.none() | SMALL, ends_group=st.booleans())
+    def settle_session(self, data: st.DataObject, lengths: list[int], number: int | None, ends_group: bool) -> None:
+        self.settle(data, self.draw_session(data), lengths, number, ends_group)
 
-    def settle(self, data: st.DataObject, lease: SessionLease, lengths: list[int], number: int | None) -> None:
+    def settle(
+        self, data: st.DataObject, lease: SessionLease, lengths: list[int], number: int | None, ends_group: bool = True
+    ) -> None:
         is_open = lease in self.kept.open_sessions
         rows = self.put_values(data, lease, lengths) if lengths else {}
         tag = None if number is None else {"n": number}
-        settle = self.queue.settle_session(lease, partition_id=TRAIN, group_tag=tag, **rows)
+        settle = self.queue.settle_session(lease, partition_id=TRAIN, group_tag=tag, ends_group=ends_group, **rows)
         if self.is_done(settle, set() if is_open else {StaleLeaseError}):
             self.kept.shut(lease.uid, lease.session_id)
             if number is not None:
                 self.put_tag(self.kept.groups[lease.uid], number)
-                self.kept.shut(lease.uid)
+                if ends_group:
+                    self.kept.shut(lease.uid)
 
     @rule(data=st.data(), length=SMALL, skipped=st.sampled_from([0, 0, 0, 1]))
     def put_turn(self, data: st.DataObject, length: int, skipped: int) -> None:

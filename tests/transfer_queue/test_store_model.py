@@ -5,7 +5,6 @@ With a journal the process ends at random moments, or the machine loses its powe
 
 import copy
 import tempfile
-from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from asyncrl.protocol.ragged import rows_of
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.transfer_queue.opening import open_queue
 from asyncrl.world import RealWorld
-from tests.transfer_queue.store_model import LATE, LENGTHS, SMALL, STRANGER, UIDS, Errors, Kept, ModelRecord, Writers
+from tests.transfer_queue.kept_model import ModelRecord
+from tests.transfer_queue.store_model import LATE, LENGTHS, SMALL, STRANGER, UIDS, Errors, Writers
 
 
 class StoreModel(Writers):
@@ -66,8 +66,12 @@ class StoreModel(Writers):
         errors: Errors = {RecordError} if any(self.kept.step_of(key) is not None for key in gone) else set()
         if len(uids) > 1 and uids[-1] in strangers:
             errors = {StoreError}
-        if self.is_done(self.queue.drop(uids, partition_id=TRAIN, reason="x"), errors):
-            self.cleared(uids, gone, "x")
+        reason = data.draw(st.sampled_from(["x", "failure"]))
+        rows = [self.kept.rows[uid].tag.get("row") for uid in uids if uid in self.kept.rows]
+        if self.is_done(self.queue.drop(uids, partition_id=TRAIN, reason=reason), errors):
+            self.cleared(uids, gone, reason)
+            if reason == "failure":
+                self.kept.counters.update(f"failed_row/{row}" for row in rows if row is not None)
 
     # --- steps
 
@@ -92,19 +96,21 @@ class StoreModel(Writers):
             return
         if held is None:
             uids = list(dict.fromkeys(kept.rows[key].uid for key in keys))
-            kept.records[step] = ModelRecord(uids, list(keys))
+            rows = {key: kept.rows[key] for key in [*keys, *uids] if key in kept.rows}
+            kept.records[step] = ModelRecord(uids, list(keys), rows)
+        else:
+            held.tries += 1
         self.note_sync()
 
     def errors_of_record(self, step: int, keys: list[str]) -> Errors:
         kept, held = self.kept, self.kept.records.get(step)
         if held is not None:
-            return {RecordError} if held.keys != keys else set()
+            return {RecordError} if held.keys != keys or step <= kept.weights else set()
         errors: Errors = {UnknownKeyError} if any(key not in kept.rows for key in keys) else set()
         uids = {kept.rows[key].uid for key in keys if key in kept.rows}
         left = [key for uid in uids for key in kept.group_of(uid) if (key in keys) == (key == uid)]
         is_taken = any(map(kept.is_trained, [*keys, *uids]))
-        is_late = step <= kept.last_step
-        if left or is_taken or is_late or any(uid in kept.groups for uid in uids):
+        if left or is_taken or step != kept.last_step + 1 or any(uid in kept.groups for uid in uids):
             errors.add(RecordError)
         return errors
 
@@ -121,7 +127,8 @@ class StoreModel(Writers):
         if any(key not in kept.rows for key in keys):
             errors.add(UnknownKeyError)
         is_partial = held is not None and not set(held.keys) <= set(keys) <= {*held.keys, *held.uids}
-        if is_partial or (held and held.is_retired) or any(kept.step_of(key) not in (None, step) for key in keys):
+        is_early = held is not None and any(kept.weights < other < step for other in kept.records)
+        if is_partial or is_early or any(kept.step_of(key) not in (None, step) for key in keys):
             errors.add(RecordError)
         if not self.is_done(self.queue.retire(keys, partition_id=TRAIN, step=step, lease=lease), errors):
             return
@@ -129,7 +136,7 @@ class StoreModel(Writers):
         left = {uid: [key for key in kept.group_of(uid) if key not in keys] for uid in uids}
         kept.forget([*keys, *(uid for uid, others in left.items() if others == [uid])])
         if held is not None:
-            held.is_retired = True
+            held.tries, kept.weights = 0, step
 
     @rule(data=st.data(), late=LATE)
     def revive(self, data: st.DataObject, late: int) -> None:
@@ -147,34 +154,23 @@ class StoreModel(Writers):
     def purge(self, late: int) -> None:
         kept, step = self.kept, self.late_step(late)
         gone = {number: held for number, held in kept.records.items() if number <= step}
-        errors: Errors = {RecordError} if any(not held.is_retired for held in gone.values()) else set()
+        errors: Errors = {RecordError} if any(number > kept.weights for number in gone) else set()
         if self.is_done(self.queue.purge(step), errors) and gone:
             kept.counters["purged_step"] = max(gone)
-            self.trained(gone)
+            kept.counters["purged_groups"] += sum(len(held.uids) for held in gone.values())
+            for number in gone:
+                del kept.records[number]
 
-    def trained(self, gone: dict[int, ModelRecord]) -> None:
-        self.kept.counters["purged_groups"] += sum(len(held.uids) for held in gone.values())
-        for number in gone:
-            del self.kept.records[number]
+    @rule(version=SMALL)
+    def note_evaluation(self, version: int) -> None:
+        self.do(self.queue.note_evaluation(version))
+        if version > self.kept.counters.get("evaluated", -1):
+            self.kept.counters["evaluated"] = version
+            self.note_sync()
 
-    @rule(late=LATE, cursor=SMALL, luck=st.integers(0, 3))
-    def start_over(self, late: int, cursor: int, luck: int) -> None:
-        if luck:  # it ends all that the other rules have built up
-            return
-        kept, step = self.kept, self.late_step(late)
-        self.do(self.queue.start_over(step=step, cursor=cursor))
-        count, purged = kept.counters, kept.counters["purged_step"]
-        earlier = {number: held for number, held in kept.records.items() if number <= step}
-        num_trained = count["purged_groups"] + sum(len(held.uids) for held in earlier.values())
-        count["dropped/restart"] += max(0, count["admitted"] - kept.num_dropped - num_trained)
-        if purged > step or [*earlier] != [*range(purged + 1, step + 1)]:
-            self.trained(earlier)
-            count["purged_step"], earlier = step, {}
-        count["cursor"] = cursor
-        done = {number: ModelRecord(held.uids, held.keys, is_retired=True) for number, held in earlier.items()}
-        self.kept = Kept(counters=count, records=done)
-        self.steps = set()
-        self.attempts = Counter()
+    @rule()
+    def sync(self) -> None:
+        self.do(self.queue.sync())
         self.note_sync()
 
     # --- the usual way, of which the other rules make every other
@@ -183,7 +179,7 @@ class StoreModel(Writers):
     def live(self, data: st.DataObject, uid: str, lengths: list[int], is_finished: bool) -> None:
         """A group, from its admission to a turn of its last session, or to its end."""
         if uid not in self.kept.groups and not self.kept.group_of(uid):
-            self.admit(uid=uid, incarnation=0, cursor=0)
+            self.admit(uid=uid, incarnation=0, more=1)
         if uid not in self.kept.groups:
             return
         attempt, incarnation = self.next_attempt(uid, 0), self.kept.groups[uid].incarnation
@@ -256,17 +252,36 @@ class StoreModel(Writers):
         assert stats["live_bytes"] <= stats["bytes"] <= 2 * stats["live_bytes"]
         assert kept.rows or stats["bytes"] == 0
         assert (stats["records"], stats["turns"]) == (len(kept.records), sum(map(len, kept.turns.values())))
-        counters = {name.removeprefix("ledger/"): value for name, value in stats.items() if name.startswith("ledger/")}
+        counters = self.queue.counters()
         assert {name: value for name, value in counters.items() if value} == {n: v for n, v in kept.counters.items() if v}
+        assert self.queue.evaluated == kept.counters.get("evaluated", -1)
+        assert self.queue.weights_step == kept.weights
+        assert {step: record.tries for step, record in self.queue.records.items()} == {n: r.tries for n, r in kept.records.items()}
+        self.shows_what_is_under_way()
+
+    def shows_what_is_under_way(self) -> None:
+        kept = self.kept
+        found = self.queue.groups_under_way(TRAIN)
+        alive = [
+            uid for uid in dict.fromkeys(row.uid for row in kept.rows.values()) if uid in kept.rows and not kept.is_trained(uid)
+        ]
+        assert [(group.uid, dict(group.tag)) for group in found] == [(uid, kept.rows[uid].tag) for uid in alive]
+        for group in found:
+            assert group.is_settled == (group.uid not in kept.groups)
+            assert list(group.keys) == [key for key in kept.group_of(group.uid) if key != group.uid]
+            sessions = {n: (lease.attempt, is_open) for (uid, n), (lease, is_open) in kept.sessions.items() if uid == group.uid}
+            assert {each.session_id: (each.attempt, each.is_open) for each in group.sessions} == sessions
+            for each in group.sessions:
+                assert each.num_turns == len(kept.turns.get((group.uid, each.session_id), []))
 
     @invariant()
     def admitted_is_trained_dropped_or_open(self) -> None:
         kept, count = self.kept, self.kept.counters
         if not self.only_admits:
             return
-        recorded = sum(len(held.uids) for held in kept.records.values())
-        alive = sum(row.session_id is None and kept.step_of(uid) is None for uid, row in kept.rows.items())
-        assert count["admitted"] == count["purged_groups"] + recorded + kept.num_dropped + alive
+        later = sum(len(record.uids) for step, record in self.queue.records.items() if step > self.queue.weights_step)
+        alive = len(self.queue.groups_under_way(TRAIN))
+        assert count["admitted"] == self.queue.num_trained + kept.num_dropped + alive + later
 
 
 class JournaledModel(StoreModel):
@@ -278,24 +293,31 @@ class JournaledModel(StoreModel):
         self.journal = MemoryJournal()
         return TransferQueue(self.journal, self.journal.load())
 
-    @rule()
-    def crash(self) -> None:
-        self.journal = self.journal.crash()
-        self.reopen(TransferQueue(self.journal, self.journal.load()))
+    def draw_weights(self, data: st.DataObject) -> int:
+        """Of a checkpoint that the journal fits: mostly the newest."""
+        legal = [*range(self.kept.counters["purged_step"], self.kept.last_step + 1)]
+        usual = max(legal[0], min(self.kept.weights, legal[-1]))
+        weights: int = data.draw(st.sampled_from([*legal, usual, usual]))
+        return weights
 
-    @rule()
-    def lose_power(self) -> None:
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
+        self.journal, weights = self.journal.crash(), self.draw_weights(data)
+        self.reopen(TransferQueue(self.journal, self.journal.load(weights), weights_step=weights), weights)
+
+    @rule(data=st.data())
+    def lose_power(self, data: st.DataObject) -> None:
         self.journal = self.journal.lose_power()
         self.kept = copy.deepcopy(self.synced)
-        self.reopen(TransferQueue(self.journal, self.journal.load()))
+        weights = self.draw_weights(data)
+        self.reopen(TransferQueue(self.journal, self.journal.load(weights), weights_step=weights), weights)
 
-    def reopen(self, queue: TransferQueue) -> None:
+    def reopen(self, queue: TransferQueue, weights: int) -> None:
         """The next process: no steps and no watchers; all else to the last value."""
         self.num_opened += 1
         self.queue, self.steps, self.watches = queue, set(), []
         assert queue.incarnation == self.num_opened
-        for row in self.kept.rows.values():
-            row.columns.pop("advantages", None)
+        self.kept.load(weights)
         for key, row in self.kept.rows.items():
             held = self.do(queue.describe([key], partition_id=TRAIN))
             assert {column.field for column in held} == set(row.columns)
@@ -322,14 +344,15 @@ class DiskModel(JournaledModel):
         self.stack = AsyncExitStack()
         return self.enter()
 
-    def enter(self) -> TransferQueue:
-        path = Path(self.folder.name) / "journal.db"
-        return self.loop.run_until_complete(self.stack.enter_async_context(open_queue(path, world=RealWorld())))
+    def enter(self, weights: int = 0) -> TransferQueue:
+        opening = open_queue(Path(self.folder.name) / "journal.db", world=RealWorld(), weights_step=weights)
+        return self.loop.run_until_complete(self.stack.enter_async_context(opening))
 
-    @rule()
-    def crash(self) -> None:
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
         self.loop.run_until_complete(self.stack.aclose())
-        self.reopen(self.enter())
+        weights = self.draw_weights(data)
+        self.reopen(self.enter(weights), weights)
 
     def teardown(self) -> None:
         self.loop.run_until_complete(self.stack.aclose())
