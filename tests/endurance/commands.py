@@ -95,9 +95,21 @@ class Model:
     """What a store should hold after the commands that were applied."""
 
     groups: dict[str, Group] = field(default_factory=dict)
+    """Those of the records included."""
     counters: Counter[str] = field(default_factory=Counter)
     records: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    retired: set[int] = field(default_factory=set)
+    tries: dict[int, int] = field(default_factory=dict)
+    weights: int = 0
+    """The step of the weights: no command keeps it, each process has its own."""
+
+    @property
+    def alive(self) -> list[str]:
+        """Groups that no step has."""
+        recorded = {uid for step in self.records for uid in self.uids_of(step)}
+        return [uid for uid in self.groups if uid not in recorded]
+
+    def uids_of(self, step: int) -> set[str]:
+        return {key.rsplit("_", 2)[0] for key in self.records[step]}
 
     def apply(self, command: Command) -> None:
         getattr(self, f"_{command['verb']}")(command)
@@ -108,11 +120,12 @@ class Model:
         self.counters["admitted"] += 1
         self.counters["cursor"] = command["cursor"]
 
-    def _open_group(self, command: Command) -> None:
+    def _reopen(self, command: Command) -> None:
         group = self.groups[command["uid"]]
         group.incarnation = command["incarnation"]
         for session in group.sessions:
-            session.is_open = False
+            if session.is_open:
+                session.incarnation = command["incarnation"]
 
     def _open_session(self, command: Command) -> None:
         group, session = self._session(command)
@@ -152,16 +165,17 @@ class Model:
 
     def _record(self, command: Command) -> None:
         self.records[command["step"]] = tuple(command["keys"])
+        self.tries[command["step"]] = self.tries.get(command["step"], 0) + 1
 
     def _retire(self, command: Command) -> None:
-        self.retired.add(command["step"])
-        for uid in {key.rsplit("_", 2)[0] for key in command["keys"]}:
-            del self.groups[uid]
+        self.weights = command["step"]
+        self.tries[command["step"]] = 0
 
     def _purge(self, command: Command) -> None:
         for step in [step for step in self.records if step <= command["step"]]:
-            del self.records[step]
-            self.retired.discard(step)
+            for uid in self.uids_of(step):
+                del self.groups[uid]
+            del self.records[step], self.tries[step]
         self.counters["purged_step"] = command["step"]
 
     def _session(self, command: Command) -> tuple[Group, Session]:
@@ -170,7 +184,8 @@ class Model:
 
     def sight(self) -> dict[str, Any]:
         """The same form as `read` gives."""
-        rows = {key: row for group in self.groups.values() for key, row in group.rows.items()}
+        done = {uid for step in self.records if step <= self.weights for uid in self.uids_of(step)}
+        rows = {key: row for uid, group in self.groups.items() if uid not in done for key, row in group.rows.items()}
         turns = {
             f"{uid}_{number}": [_plain_cells(cells) for cells in session.turns]
             for uid, group in self.groups.items()
@@ -180,7 +195,7 @@ class Model:
             "rows": {key: (row.tag, _plain_cells(row.cells)) for key, row in rows.items()},
             "turns": {key: cells for key, cells in turns.items() if cells},
             "leases": {uid: sorted(group.leases(), key=str) for uid, group in self.groups.items() if not group.is_finished(uid)},
-            "records": {step: (keys, step in self.retired) for step, keys in self.records.items()},
+            "records": {step: (keys, self.tries[step]) for step, keys in self.records.items()},
             "counters": {name: value for name, value in self.counters.items() if value},
         }
 
@@ -196,14 +211,14 @@ async def read(queue: TransferQueue, uids: Sequence[str]) -> dict[str, Any]:
     """Everything that the store shows: rows with tags and values, turns of these groups, records, counters."""
     tags = (await queue.kv_list(TRAIN))[TRAIN]
     turns = {f"{uid}_{number}": await queue.kv_turns(uid, number) for uid in uids for number in range(NUM_SESSIONS)}
-    ledger, leases = queue._state.ledger, queue._state.leases
+    leases = queue._state.leases
     held = {uid: [(each.session_id, each.attempt, each.incarnation, each.is_open) for each in leases.entries(uid)] for uid in uids}
     return {
         "rows": {key: (dict(tag), await _read_cells(queue, key)) for key, tag in tags.items()},
         "turns": {key: [{name: _only(turn[name]) for name in turn.keys()} for turn in kept] for key, kept in turns.items() if kept},  # noqa: SIM118
         "leases": {uid: sorted(entries, key=str) for uid, entries in held.items() if entries},
-        "records": {step: (record.keys, record.is_retired) for step, record in ledger.records.items()},
-        "counters": {name: value for name, value in ledger.counters.items() if name in COUNTERS and value},
+        "records": {step: (record.keys, record.tries) for step, record in queue.records.items()},
+        "counters": {name: value for name, value in queue.counters().items() if name in COUNTERS and value},
     }
 
 
@@ -220,8 +235,8 @@ def _only(column: Any) -> Any:
     return plain(rows_of(column)[0] if column.is_nested else column[0])
 
 
-def find_prefix(seen: dict[str, Any], model: Model, commands: Sequence[Command], num_done: int) -> int:
-    """How many of the commands are in the store, at least the `num_done` that were acknowledged.
+def find_prefix(seen: dict[str, Any], model: Model, commands: Sequence[Command], num_done: int, *, weights: int) -> int:
+    """How many of the commands are in the store that `weights` was opened with, at least the `num_done` that were acknowledged.
 
     Raises AssertionError, with the smallest difference, when no number fits.
     """
@@ -229,6 +244,7 @@ def find_prefix(seen: dict[str, Any], model: Model, commands: Sequence[Command],
     differences: list[list[str]] = []
     for number in range(len(commands) + 1):
         if number >= num_done:
+            trial.weights = weights
             differences.append(list(_differences(trial.sight(), seen)))
             if not differences[-1]:
                 return number

@@ -4,10 +4,10 @@
 
 A cycle: a worker is forked, opens the journal in the folder that all share, finds in it what its predecessors left, and goes on
 with puts, turns, retries, settlings, drops, records, retirements and purges, several at once, until it is killed at a random
-moment. It announces each command before it gives it, and reports each one that was acknowledged. The next worker knows which
-commands were given, and `Model` what each of them means; what it reads must be what the first p of them come to, for one p that
-covers all that were acknowledged. This is durability (no acknowledged command is missing), atomicity (none is there in part) and
-order at once.
+moment. Its weights are of any step that the journal can be gone on from, so steps are done again. It announces each command before
+it gives it, and reports each one that was acknowledged. The next worker knows which commands were given, and `Model` what each of
+them means; what it reads must be what the first p of them come to, for one p that covers all that were acknowledged. This is
+durability (no acknowledged command is missing), atomicity (none is there in part) and order at once.
 
 The parent forks only: it has no thread and no loop, so that a worker costs milliseconds and not seconds of imports.
 """
@@ -35,6 +35,7 @@ import torch
 from tensordict import TensorDict
 
 from asyncrl.event_loop import run_loop
+from asyncrl.journal.entries import KeptSteps
 from asyncrl.keys import TRAIN, GroupLease, SessionLease, StepLease
 from asyncrl.protocol.ragged import ragged
 from asyncrl.transfer_queue import TransferQueue
@@ -84,13 +85,14 @@ class Worker:
 
     async def _produce(self) -> None:
         while True:
-            finished = [uid for uid, group in self._model.groups.items() if group.is_finished(uid)]
-            free = [uid for uid in self._model.groups if uid not in self._busy and uid not in finished]
-            if len(finished) >= 2 and not self._is_training and self._rng.random() < 0.5:
+            alive = self._model.alive
+            finished = [uid for uid in alive if self._model.groups[uid].is_finished(uid)]
+            free = [uid for uid in alive if uid not in self._busy and uid not in finished]
+            if (len(finished) >= 2 or self._lost_step() is not None) and not self._is_training and self._rng.random() < 0.5:
                 self._is_training = True
                 await self._train(finished[:2])
                 self._is_training = False
-            elif not free or (len(self._model.groups) < NUM_ALIVE and self._rng.random() < 0.3):
+            elif not free or (len(alive) < NUM_ALIVE and self._rng.random() < 0.3):
                 await self._admit()
             else:
                 uid = self._rng.choice(free)
@@ -106,11 +108,11 @@ class Worker:
         self._busy.discard(uid)
 
     async def _advance(self, uid: str) -> None:
-        """The next command of a group under way. Leases of earlier processes are taken over first."""
+        """The next command of a group under way. One of an earlier process is reopened first."""
         group, incarnation, rng = self._model.groups[uid], self._queue.incarnation, self._rng
         under_way = [number for number, session in enumerate(group.sessions) if not session.is_settled]
         if group.incarnation < incarnation:
-            return await self._do("open_group", uid=uid, incarnation=incarnation)
+            return await self._do("reopen", uid=uid, incarnation=incarnation)
         if not under_way:
             return await self._do("settle_group", uid=uid, incarnation=incarnation)
         number = rng.choice(under_way)
@@ -148,13 +150,13 @@ class Worker:
 
     async def _train(self, uids: Sequence[str]) -> None:
         """Record, write a column that no journal keeps, retire, perhaps purge. A step that was recorded before is gone on with."""
-        model = self._model
-        step = next((step for step in model.records if step not in model.retired), None)
+        model, step = self._model, self._lost_step()
         if step is None:
             step = max([model.counters["purged_step"], *model.records]) + 1
             keys = [key for uid in uids for key in model.groups[uid].rows if key != uid]
-            await self._do("record", step=step, keys=keys)
-        keys = list(model.records[step])
+        else:
+            keys = list(model.records[step])
+        await self._do("record", step=step, keys=keys)
         lease = StepLease(step=step, incarnation=self._queue.incarnation)
         await self._queue.open_lease(lease, keys=keys, partition_id=TRAIN)
         stage = {STAGE_FIELD: [torch.ones(3)] * len(keys)}
@@ -162,13 +164,17 @@ class Worker:
         await self._do("retire", step=step, keys=keys, incarnation=lease.incarnation)
         await self._queue.close_lease(lease)
         if self._rng.random() < 0.5:
-            await self._do("purge", step=self._rng.choice([done for done in model.records if done in model.retired]))
+            await self._do("purge", step=self._rng.choice([done for done in model.records if done <= model.weights]))
+
+    def _lost_step(self) -> int | None:
+        """The first one that the weights do not have."""
+        return min((step for step in self._model.records if step > self._model.weights), default=None)
 
 
 async def give(queue: TransferQueue, command: Command) -> None:
     """The call that a command stands for."""
     verb, where = command["verb"], {"partition_id": TRAIN}
-    if verb in ("admit", "open_group", "settle_group"):
+    if verb in ("admit", "reopen", "settle_group"):
         await _give_to_group(queue, command, GroupLease(uid=command["uid"], incarnation=command["incarnation"]))
     elif verb in ("open_session", "turn", "put", "settle"):
         names = ("uid", "session_id", "attempt", "incarnation")
@@ -190,8 +196,8 @@ async def _give_to_group(queue: TransferQueue, command: Command, lease: GroupLea
     if command["verb"] == "admit":
         tag: dict[str, bool | str] = {"is_prompt": True, "status": "running"}
         await queue.admit(lease, partition_id=TRAIN, cursor=command["cursor"], tag=tag, fields=_values(command["values"]))
-    elif command["verb"] == "open_group":
-        await queue.open_lease(lease)
+    elif command["verb"] == "reopen":
+        await queue.reopen_group(lease, partition_id=TRAIN)[1]
     else:
         await queue.settle_group(lease, partition_id=TRAIN, tag={"status": "finished"})
 
@@ -238,25 +244,35 @@ class History:
             self.num_done = max(self.num_done, message["done"] + 1)
             self.counts["acknowledged"] += 1
         else:
-            self._settle(message["found"])
+            self._settle(message["found"], message["weights"])
 
-    def _settle(self, number: int) -> None:
+    def _settle(self, number: int, weights: int) -> None:
         self.counts["verified"] += 1
         self.counts["kept_unacknowledged"] += number - self.num_done
         self.counts["lost_unacknowledged"] += len(self.commands) - number
         for command in self.commands[:number]:
             self.model.apply(command)
+        self.counts["steps_lost"] += max(0, max(self.model.records, default=0) - weights)
+        self.model.weights = weights
         self.commands, self.num_done = [], 0
 
 
 async def work(folder: Path, history: History, rng: random.Random, report: Report, sync: Literal["normal", "full"]) -> None:
     """What a worker does with its life."""
-    async with RealWorld() as world, open_queue(folder / "journal.db", sync=sync, world=world) as queue:
+
+    def choose(steps: KeptSteps) -> int:
+        return rng.randint(max(steps.purged, steps.last - 2), steps.last)
+
+    async with RealWorld() as world, open_queue(folder / "journal.db", sync=sync, world=world, weights_step=choose) as queue:
         admitted = [command["uid"] for command in history.commands if command["verb"] == "admit"]
         seen = await read(queue, [*history.model.groups, *admitted])
-        found = find_prefix(seen, history.model, history.commands, history.num_done)
-        report({"found": found})
-        history.hear({"found": found})
+        weights = queue.weights_step
+        found = {
+            "found": find_prefix(seen, history.model, history.commands, history.num_done, weights=weights),
+            "weights": weights,
+        }
+        report(found)
+        history.hear(found)
         await Worker(queue, history.model, report, rng).live()
 
 
