@@ -78,6 +78,8 @@ class Evaluations:
         self._report = report
         self._total_steps = total_steps
         self._beside: asyncio.Task[None] | None = None
+        self.has_failed = False
+        """One that ran beside training has raised: its version is owed its numbers, which no later weights can give."""
 
     # --- the trainer's side -----------------------------------------------------------------------------------------------------
 
@@ -115,6 +117,7 @@ class Evaluations:
             return
         await asyncio.wait({self._beside})  # not the task itself: who is cut short here has not ended it
         task, self._beside = self._beside, None
+        self.has_failed |= task.cancelled() or task.exception() is not None
         task.result()
 
     async def close(self) -> None:

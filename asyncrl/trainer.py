@@ -119,10 +119,11 @@ class Trainer:
         await self._save()
 
     async def _save_after_failure(self) -> None:
-        """Unless an update was under way the weights are those of a step: what was learned need not be lost with what failed."""
+        """Unless an update was under way the weights are those of a step: what was learned need not be lost with what failed. Where
+        an older version is owed its evaluation, only older weights can give it: then the steps are repeated."""
         doing = self._doing
         try:
-            if not self._is_updating:
+            if not (self._is_updating or self.evaluations.has_failed):
                 await self._save()
         except asyncio.CancelledError:
             if not self.agents.has_failed:
