@@ -161,20 +161,21 @@ class Trainer:
             step = self.step + 1
             batch = await self.train_step(step)
             if self._ends_version:
-                await self._end_version()
+                await self.publish(self.version)
             self._open_generation(recorded)
+            # Before the checkpoint: what goes on from that does not train the step again, and its numbers would be missing.
             await self.sight.end_step(step, self._counts(step, batch), num_tokens=batch.num_tokens)
             if self._ends_version:
+                await self._keep_version()
                 await self._evaluate()
         await self.evaluations.settle()
 
-    async def _end_version(self) -> None:
-        """A checkpoint where one is due, and then the weights for the engines."""
+    async def _keep_version(self) -> None:
+        """A checkpoint where one is due; the journal forgets what none needs any more."""
         save_freq = self.run.trainer.save_freq
         if self.step == self.total_steps or (save_freq and self.step % save_freq == 0):
             await self._save()
         await self._purge()
-        await self.publish(self.version)
 
     @property
     def version(self) -> int:

@@ -23,6 +23,7 @@ from tokenizers import AddedToken
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from asyncrl import assembly
+from asyncrl.agents.token_builder import NO_VERSION
 from asyncrl.config import TrainRun, load_run
 from asyncrl.dataset import RLHFDataset
 from asyncrl.event_loop import run_loop
@@ -30,7 +31,7 @@ from asyncrl.examples.calculator import demonstrations
 from asyncrl.examples.demonstrator import MECHANICS
 from asyncrl.examples.tiny_model import save_model, train_tokenizer
 from asyncrl.preflight import RunInputs
-from asyncrl.protocol.ragged import rows_of
+from asyncrl.protocol.ragged import values_of
 from asyncrl.stages.stage import Stage, StepScope
 from asyncrl.tools import load_tools
 from asyncrl.world import RealWorld
@@ -97,7 +98,7 @@ async def wait(*, tools_kwargs: dict) -> str:
     await asyncio.sleep(random.random() * 0.02)
     if tools_kwargs["ends"]:
         raise TaskEndedError("the task is over")
-    if random.random() < 0.1:
+    if random.random() < tools_kwargs["loses"]:
         raise ConnectionResetError("the tool's server is gone")
     return "done"
 """
@@ -108,21 +109,21 @@ def prepare(folder: Path) -> None:
     """The model, the rows, the reward and the tool of all runs, in `folder`."""
     (folder / "odd_parts.py").write_text(ODD_PARTS, encoding="utf-8")
     (folder / "kill.toml").write_text(CONFIG, encoding="utf-8")
-    rows = [_row(number, ends=number == 5) for number in range(NUM_ROWS)]
+    rows = [_row(number, ends=number == 5, loses=0.1) for number in range(NUM_ROWS)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (folder / "val.jsonl").write_text(json.dumps(_row(99, ends=False)) + "\n", encoding="utf-8")
+    (folder / "val.jsonl").write_text(json.dumps(_row(99, ends=False, loses=0.0)) + "\n", encoding="utf-8")
     schemas = [tool.schema for tool in load_tools(["calculator"]).values()]
     tokenizer = train_tokenizer(demonstrations(MECHANICS, 100, seed=1, name="mechanics"), schemas)
     tokenizer.add_tokens([AddedToken(CALL, special=False, normalized=False)])
     save_model(_model(tokenizer), tokenizer, folder / "model")
 
 
-def _row(number: int, *, ends: bool) -> dict[str, Any]:
+def _row(number: int, *, ends: bool, loses: float) -> dict[str, Any]:
     return {
         "prompt": [{"role": "user", "content": f"what is {number}+0?"}],
         "reward_model": {"ground_truth": str(number)},
         "data_source": "sums",
-        "extra_info": {"tools_kwargs": {"wait": {"ends": ends}}},
+        "extra_info": {"tools_kwargs": {"wait": {"ends": ends, "loses": loses}}},
     }
 
 
@@ -218,8 +219,8 @@ class WatchedWorld(RealWorld):
         assert isinstance(scope, StepScope)
         told = {"step": scope.context.step, "version": scope.context.version, "keys": list(scope.batch.keys), "stage": stage.name}
         if "token_versions" in columns.keys():  # noqa: SIM118 -- a TensorDict
-            masks, versions = rows_of(columns["response_mask"]), rows_of(columns["token_versions"])
-            sampled = torch.cat([row[mask.bool()] for row, mask in zip(versions, masks, strict=True)])
+            versions = values_of(columns["token_versions"])
+            sampled = versions[versions != NO_VERSION]
             told |= {"oldest": int(sampled.min()), "newest": int(sampled.max())}
         self._tell(told)
 
