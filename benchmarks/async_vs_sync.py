@@ -1,9 +1,9 @@
 """How much sooner is an asynchronous run done than a synchronous one, when tools take time? Real runs of both, taking turns.
 
-    python benchmarks/async_vs_sync.py [--seeds 3] [--steps 20] [--runs DIR] [--json]
+    python benchmarks/async_vs_sync.py [--seeds 3] [--steps 40] [--runs DIR] [--json]
 
-1. A policy: the quick start's tiny model, taught for some hundred steps to call the calculator. Rows: its problems with two
-   operations, so that a session is three turns: two calls and an answer.
+1. A policy: the quick start's tiny model, taught to call the calculator and then, for a few steps, not to bother. Rows: the quick
+   start's problems with two operations, which take three turns: two calls and an answer. It finds that out in the first steps.
 2. Runs of `asyncrl train`, each in a process of its own, sync and async in turn: 8 groups x 4 sessions a step, `max_staleness` 2.
    The tool is async and waits a log-normal time (median 0.3 s, sigma 0.8, 3 s at most) that follows from its arguments and from how
    often they came before, so both modes draw the same times. Then the same with a tool that takes no time.
@@ -45,9 +45,9 @@ from asyncrl import cli
 from asyncrl.assembly import run_evaluation
 from asyncrl.config import SFTRun, load_run
 from asyncrl.event_loop import run_loop
-from asyncrl.examples.calculator import QuickstartFiles, make
+from asyncrl.examples.calculator import make
 from asyncrl.examples.problems import Problem, draw_problem, to_row
-from asyncrl.examples.quickstart import SFT_CONFIG, TRAIN_CONFIG, sft_overrides, train_overrides
+from asyncrl.examples.quickstart import SFT_CONFIG, sft_overrides
 from asyncrl.observe.metrics import read_metrics
 from asyncrl.observe.run_folder import RunFolder, newest_run_folder
 from asyncrl.observe.trace_file import SpanLine, TraceFile
@@ -62,7 +62,47 @@ MODULE = "asyncrl_benchmark_async_vs_sync"
 GROUPS, SESSIONS, TURNS, MAX_STALENESS = 8, 4, 3, 2
 SIGMA, CAP_S = 0.8, 3.0
 TRAIN_ROWS, VAL_ROWS = 1024, 256
+STYLE_SHARE = 0.08
+"""Of the warm start: enough that most sessions guess, so that there is something to learn; with more none would call."""
 MODES = ("sync", "async")
+CONFIG = f"""
+[data]
+train_files = "-"
+train_batch_size = {GROUPS}
+max_prompt_length = 32
+max_response_length = 128
+
+[model]
+path = "-"
+
+[rollout]
+n = {SESSIONS}
+max_num_seqs = {GROUPS * SESSIONS * (MAX_STALENESS + 1)}
+
+[agent]
+name = "tool_agent"
+tools = ["{MODULE}:calculator"]
+max_turns = {TURNS}
+max_tokens_per_turn = 24
+max_concurrent_tools = {GROUPS * SESSIONS * (MAX_STALENESS + 1)}
+
+[reward]
+function = "exact_match"
+
+[actor]
+clip_ratio_high = 0.28
+
+[actor.optim]
+lr = 3e-4
+lr_scheduler_type = "linear"
+min_lr_ratio = 0.1
+
+[trainer]
+save_freq = 0
+trace_groups = {GROUPS}
+tensorboard = false
+"""
+"""The quick start's settings, with less of a learning rate for smaller batches; slots, and calls at once, for all sessions that the bound allows."""
 
 _asked: Counter[str] = Counter()
 
@@ -93,20 +133,23 @@ async def calculator(expression: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """model: taught to call the tool; train, val: problems of two operations."""
+    """model: taught to call the tool; train, val: problems of two operations; config: what all runs share."""
 
     model: Path
     train: Path
     val: Path
+    config: Path
 
 
 def make_task(folder: Path, warm_start_steps: int) -> Task:
     files = make(folder / "data", seed=1)
-    task = Task(model=folder / "warm", train=folder / "train.jsonl", val=folder / "val.jsonl")
+    task = Task(model=folder / "warm", train=folder / "train.jsonl", val=folder / "val.jsonl", config=folder / "async_vs_sync.toml")
+    task.config.write_text(CONFIG, encoding="utf-8")
     write_rows(task.train, TRAIN_ROWS, held_out=False)
     write_rows(task.val, VAL_ROWS, held_out=True)
-    stage = [f"sft.stages=['{files.mechanics}']", "sft.stage_shares=[]", f"sft.total_steps={warm_start_steps}"]
-    learner = WarmStart(load_run(SFTRun, CONFIGS / SFT_CONFIG, [*sft_overrides(files, runs=folder, seed=1), *stage]))
+    shares = f"sft.stage_shares=[{1 - STYLE_SHARE}, {STYLE_SHARE}]"
+    overrides = [*sft_overrides(files, runs=folder, seed=1), shares, f"sft.total_steps={warm_start_steps}"]
+    learner = WarmStart(load_run(SFTRun, CONFIGS / SFT_CONFIG, overrides))
     for _ in range(warm_start_steps):
         learner.step()
     learner.export(task.model)
@@ -162,39 +205,28 @@ def cpu_s() -> float:
 
 
 def train(asked: Asked, task: Task, runs: Path) -> RunFolder:
-    files = QuickstartFiles(folder=task.train.parent)
     name = f"{asked.mode}-{asked.median_s:g}-{asked.seed}"
     overrides = [
-        *train_overrides(files, task.model, runs=runs, seed=asked.seed),
         f"data.train_files='{task.train}'",
-        "data.val_files=[]",
+        f"model.path='{task.model}'",
+        f"trainer.default_local_dir='{runs}'",
         f"trainer.experiment_name='{name}'",
-        f"agent.tools=['{MODULE}:calculator']",
-        f"agent.max_turns={TURNS}",
-        f"agent.max_concurrent_tools={GROUPS * SESSIONS * (MAX_STALENESS + 1)}",
-        f"data.train_batch_size={GROUPS}",
-        f"rollout.n={SESSIONS}",
-        f"rollout.max_num_seqs={GROUPS * SESSIONS * (MAX_STALENESS + 1)}",
+        f"trainer.seed={asked.seed}",
         f"trainer.total_training_steps={asked.steps}",
-        f"trainer.trace_groups={GROUPS}",
-        "trainer.test_freq=0",
-        "trainer.save_freq=0",
-        "trainer.tensorboard=false",
         f"trainer.mode='{asked.mode}'",
         *([f"trainer.max_staleness={MAX_STALENESS}"] if asked.mode == "async" else []),
     ]
     os.environ["TOOL_MEDIAN_S"] = str(asked.median_s)
     with contextlib.redirect_stdout(sys.stderr):
-        cli.train(CONFIGS / TRAIN_CONFIG, overrides)
+        cli.train(task.config, overrides)
     return newest_run_folder(runs, name)
 
 
-def success(model: Path, rows: Path) -> float:
+def success(model: Path, task: Task) -> float:
     """Held-out problems solved at temperature 1, with a tool that takes no time."""
     os.environ["TOOL_MEDIAN_S"] = "0"
-    overrides = ["eval.greedy=false", f"agent.tools=['{MODULE}:calculator']", f"agent.max_turns={TURNS}"]
-    run, found = check_eval(model, rows, CONFIGS / TRAIN_CONFIG, overrides)
-    return run_loop(run_evaluation(run, found))["eval/sampled/success"]
+    run, rows = check_eval(model, task.val, task.config, ["eval.greedy=false"])
+    return run_loop(run_evaluation(run, rows))["eval/sampled/success"]
 
 
 def measure(asked: Asked, task: Task, runs: Path) -> Measured:
@@ -217,7 +249,7 @@ def measure(asked: Asked, task: Task, runs: Path) -> Measured:
         slowest_s=statistics.fmean(map(max, sessions)),
         timing_s={name: round(value, 4) for name, value in means.items()},
         turns=statistics.fmean(line["num_turns/mean"] for line in lines),
-        reward=success(folder.export, task.val),
+        reward=success(folder.export, task),
     )
 
 
@@ -310,9 +342,9 @@ def summary(slow: Sequence[Pair], quick: Sequence[Pair]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each mode")
-    parser.add_argument("--steps", type=int, default=20, help="training steps of a run")
+    parser.add_argument("--steps", type=int, default=40, help="training steps of a run")
     parser.add_argument("--median", type=float, default=0.3, help="seconds of the tool, the median")
-    parser.add_argument("--warm-start", type=int, default=400, help="steps of the warm start")
+    parser.add_argument("--warm-start", type=int, default=600, help="steps of the warm start")
     parser.add_argument("--runs", type=Path, help="folder to keep policy and runs in; default: a temporary one")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -325,7 +357,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         runs = arguments.runs or Path(scratch)
         task = make_task(runs, arguments.warm_start)
-        before = success(task.model, task.val)
+        before = success(task.model, task)
         slow, quick = (
             measure_pairs(task, runs, median_s=median_s, seeds=arguments.seeds, steps=arguments.steps)
             for median_s in (arguments.median, 0.0)
