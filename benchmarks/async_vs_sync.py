@@ -102,7 +102,8 @@ save_freq = 0
 trace_groups = {GROUPS}
 tensorboard = false
 """
-"""The quick start's settings, with less of a learning rate for smaller batches; slots, and calls at once, for all sessions that the bound allows."""
+"""The quick start's settings, with a lower learning rate for smaller batches; slots, and calls at once, for all sessions that the
+bound allows."""
 
 _asked: Counter[str] = Counter()
 
