@@ -3,9 +3,9 @@
 scenario, seed -> [varied] -> the scenario that is run
 """
 
+import json
 from functools import lru_cache
 
-from asyncrl.config.idle_keys import resolved
 from asyncrl.config.loading import apply_override, parse_run
 from asyncrl.config.simulation import Scenario
 from asyncrl.simulation.draws import unit
@@ -15,7 +15,7 @@ from asyncrl.world import derive_seed
 def varied(scenario: Scenario, seed: int) -> Scenario:
     """Raises ConfigError for a value that cannot be."""
     chosen = tuple(taken for taken in overrides_of(scenario, seed) if taken)
-    return _changed(scenario.model_dump_json(), chosen) if chosen else scenario
+    return _changed(scenario.model_dump_json(exclude_unset=True), chosen) if chosen else scenario
 
 
 def overrides_of(scenario: Scenario, seed: int) -> list[str]:
@@ -26,8 +26,8 @@ def overrides_of(scenario: Scenario, seed: int) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def _changed(scenario: str, overrides: tuple[str, ...]) -> Scenario:
-    tree = resolved(Scenario.model_validate_json(scenario))
-    tree["sim"]["vary"] = []
+    tree = json.loads(scenario)  # what was written, and no more: a change must not leave a default without effect
+    tree.get("sim", {}).pop("vary", None)
     for override in overrides:
         apply_override(tree, override)
     return parse_run(Scenario, tree, where="sim.vary")

@@ -61,6 +61,8 @@ class Fencing(Oracle):
             self.fail(f"a lease of {who!r} was opened after its group had ended")
         if before is None or not after.is_open:
             return
+        if not before.is_open and after.attempt == before.attempt:
+            self.fail(f"{who!r} had settled, and attempt {after.attempt} of it was opened again")
         rank = (after.incarnation, after.attempt)
         if rank < (before.incarnation, before.attempt) or (not before.is_open and rank == (before.incarnation, before.attempt)):
             self.fail(f"the lease of {who!r} went from {before} to {after}")

@@ -133,6 +133,9 @@ class TrainedOnce(Oracle):
             self.fail(f"the checkpoint of step {saved.step} has weights of {len(saved.lineage)} steps")
         if saved.step % ground.run.publish_freq and saved.step < ground.trainer.total_steps:
             self.fail(f"there is a checkpoint of step {saved.step}, and a version is {ground.run.publish_freq} steps")
+        damaged = [checkpoint.step for checkpoint in ground.machine.checkpoints if not checkpoint.is_whole]
+        if damaged:
+            self.fail(f"checkpoint {saved.step} is kept beside those of steps {damaged}, which are damaged, in place of whole ones")
         twice = [uid for uid, count in Counter(seen).items() if count > 1]
         if twice:
             self.fail(f"the checkpoint of step {saved.step} has seen groups {twice[:4]} twice")

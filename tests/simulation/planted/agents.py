@@ -4,18 +4,20 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from asyncrl.agents import rows, runner, session
+from asyncrl.agents import rows, runner, session, settling
+from asyncrl.agents.group import NO_ROWS, last_tag
 from asyncrl.agents.guests import Guests
+from asyncrl.agents.live import Live
 from asyncrl.agents.rows import Rows
-from asyncrl.agents.runner import NO_ROWS, GroupRunner, _last_tag
+from asyncrl.agents.runner import GroupRunner
 from asyncrl.agents.session import SessionFailure
+from asyncrl.agents.settling import Settling
 from asyncrl.agents.token_builder import NO_VERSION, TokenBuilder
 from asyncrl.agents.tool_runner import ToolAnswer, ToolRunner
 from asyncrl.errors import DeadlineError, RewardError
-from asyncrl.keys import TRAIN, GroupLease
+from asyncrl.keys import TRAIN
 from asyncrl.ports import GroupStatus, RewardResult
 from asyncrl.rewards.scoring import Scorer
-from asyncrl.transfer_queue.ledger import Ledger
 from tests.simulation.planted.bug import bug, replaced
 
 # --- groups
@@ -23,18 +25,13 @@ from tests.simulation.planted.bug import bug, replaced
 
 @bug("a group that is cancelled from inside keeps its tag `running`: `except Exception` does not see a cancellation")
 def cancelled_group_stays_running() -> Iterator[None]:
-    async def run_group(self: Any, prompt: Any) -> None:
-        group = runner._Group(
-            prompt=prompt, lease=GroupLease(uid=prompt.uid, incarnation=self._queue.incarnation), size=self._group_size
-        )
+    async def run_group(self: Any, group: Any, kept: Any) -> None:
         try:
-            await self._admit(group)
+            await kept
             await self._run_sessions(group)
         except Exception as error:
-            await self._settle_group(group, session.failure_of(error))
+            await self._settling.settle_group(group, session.failure_of(error))
             raise
-        finally:
-            await self._queue.close_lease(group.lease)
 
     with replaced(GroupRunner, _run_group=run_group):
         yield
@@ -44,7 +41,7 @@ def cancelled_group_stays_running() -> Iterator[None]:
 def last_session_may_be_lost() -> Iterator[None]:
     async def run_sessions(self: Any, group: Any) -> None:
         group.prompt_ids = tuple(await self._world.offload(self._parts.template.prompt_ids, group.prompt.messages))
-        leases = await self._begin_sessions(group)
+        leases = group.resumed or await self._begin_sessions(group)
         async with asyncio.TaskGroup() as siblings:
             for lease in leases:
                 siblings.create_task(self._run_session(group, lease), name=f"session {group.prompt.uid}_{lease.session_id}")
@@ -57,9 +54,9 @@ def last_session_may_be_lost() -> Iterator[None]:
 def group_error_swallowed() -> Iterator[None]:
     right = GroupRunner._run_group
 
-    async def run_group(self: Any, prompt: Any) -> None:
+    async def run_group(self: Any, group: Any, kept: Any) -> None:
         try:
-            await right(self, prompt)
+            await right(self, group, kept)
         except Exception:
             return
 
@@ -67,33 +64,24 @@ def group_error_swallowed() -> Iterator[None]:
         yield
 
 
-@bug("a cancellation in the end of a broken group hides that it is broken")
-def error_hidden_by_cancellation() -> Iterator[None]:
-    async def close(self: Any, group: Any) -> None:
-        await self._queue.close_lease(group.lease)
-
-    with replaced(GroupRunner, _close=close):
-        yield
-
-
 @bug("the first session that fails publishes its group as failed, while its siblings still run")
 def status_before_siblings() -> Iterator[None]:
-    right = GroupRunner._write
+    right = Settling._write
 
     async def write(self: Any, group: Any, lease: Any, rows: Any) -> None:
         if isinstance(rows, SessionFailure) and not group.is_settled:
             group.is_settled = True
-            await self._queue.settle_group(group.lease, partition_id=TRAIN, tag=_last_tag(rows))
+            await self._queue.settle_group(group.lease, partition_id=TRAIN, tag=last_tag(rows))
             return
         await right(self, group, lease, rows)
 
-    with replaced(GroupRunner, _write=write):
+    with replaced(Settling, _write=write):
         yield
 
 
 @bug("a group is finished one session too early")
 def finished_one_early() -> Iterator[None]:
-    right = GroupRunner._write
+    right = Settling._write
 
     async def write(self: Any, group: Any, lease: Any, rows: Any) -> None:
         size, group.size = group.size, group.size - 1
@@ -102,7 +90,7 @@ def finished_one_early() -> Iterator[None]:
         finally:
             group.size = size
 
-    with replaced(GroupRunner, _write=write):
+    with replaced(Settling, _write=write):
         yield
 
 
@@ -118,27 +106,15 @@ def settled_in_pieces() -> Iterator[None]:
         group.num_settled += 1
         if group.num_settled == group.size:
             group.is_settled = True
-            await self._queue.settle_group(group.lease, partition_id=TRAIN, tag=_last_tag(group.failure))
+            await self._queue.settle_group(group.lease, partition_id=TRAIN, tag=last_tag(group.failure))
 
-    with replaced(GroupRunner, _write=write):
+    with replaced(Settling, _write=write):
         yield
 
 
 @bug("a failed session has `finished` groups all the same: its rows are not there")
 def failure_counts_as_finished() -> Iterator[None]:
-    with replaced(runner, _last_tag=lambda failure: {"status": GroupStatus.FINISHED}):
-        yield
-
-
-@bug("a failed session is run again under the lease that it has, and keeps its turns a second time")
-def retry_without_new_lease() -> Iterator[None]:
-    right = GroupRunner._run
-
-    async def run(self: Any, group: Any, lease: Any) -> Any:
-        found = await right(self, group, lease)
-        return await right(self, group, lease) if isinstance(found, SessionFailure) else found
-
-    with replaced(GroupRunner, _run=run), replaced(Ledger, check_turn=lambda *which: None):
+    with replaced(settling, last_tag=lambda failure: {"status": GroupStatus.FINISHED}):
         yield
 
 
@@ -215,17 +191,18 @@ def tools_without_places() -> Iterator[None]:
 
 @bug("a session's place is given back only when the session succeeds")
 def session_place_leaks() -> Iterator[None]:
-    async def run_session(self: Any, group: Any, lease: Any) -> None:
+    async def run_attempt(self: Any, group: Any, lease: Any, turns: Any) -> None:
+        live = group.live[lease.session_id] = Live(lease.uid, lease.session_id, self._world.now)
         await self._places.acquire()
         try:
-            rows = await self._run(group, lease)
+            rows = await self._run(group, lease, live, turns)
         except Exception as error:
             rows = session.failure_of(error)
-        await self._settle_session(group, lease, rows)
+        await self._settling.settle_session(group, lease, rows)
         if isinstance(rows, Rows):
             self._places.release()
 
-    with replaced(GroupRunner, _run_session=run_session):
+    with replaced(GroupRunner, _run_attempt=run_attempt):
         yield
 
 
@@ -284,8 +261,8 @@ def last_token_rewritten() -> Iterator[None]:
 def versions_of_the_dispatch() -> Iterator[None]:
     right = rows.rows_of
 
-    def rows_of(prompt: Any, session_id: int, outputs: Any, *, version: int) -> Rows:
-        made = right(prompt, session_id, outputs, version=version)
+    def rows_of(prompt: Any, session_id: int, outputs: Any, *, version: int, baseline: Any) -> Rows:
+        made = right(prompt, session_id, outputs, version=version, baseline=baseline)
         columns = made.fields["token_versions"]
         made.fields["token_versions"] = [[NO_VERSION if one == NO_VERSION else version + 1 for one in column] for column in columns]
         return made

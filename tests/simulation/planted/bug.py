@@ -13,24 +13,29 @@ Plant = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """`what`: in one line. `provoke`: trouble at the edges that it needs, which the product without the bug must survive."""
+    """`what`: in one line. `provoke`: trouble at the edges that it needs, which the product without it must survive. `changes`:
+    overrides of the scenario in which it can be seen."""
 
     name: str
     what: str
     plant: Plant
     provoke: Plant | None = None
+    changes: tuple[str, ...] = ()
 
 
+ASYNC = ("trainer.mode=async", "trainer.max_staleness=2")
 BUGS: dict[str, Bug] = {}
 """By name, in the order of their modules."""
 
 
-def bug(what: str, *, provoke: Plant | None = None) -> Callable[[Callable[[], Iterator[None]]], Plant]:
+def bug(
+    what: str, *, provoke: Plant | None = None, changes: tuple[str, ...] = ()
+) -> Callable[[Callable[[], Iterator[None]]], Plant]:
     """Lists the decorated generator, which plants, yields and takes the bug out again, under its own name."""
 
     def add(function: Callable[[], Iterator[None]]) -> Plant:
         plant = contextmanager(function)
-        BUGS[function.__name__] = Bug(name=function.__name__, what=what, plant=plant, provoke=provoke)
+        BUGS[function.__name__] = Bug(name=function.__name__, what=what, plant=plant, provoke=provoke, changes=changes)
         return plant
 
     return add

@@ -7,7 +7,7 @@ from typing import Any
 from asyncrl.replay import Admission, ReplayBuffer, buffer
 from asyncrl.replay.signal import Signal
 from asyncrl.transfer_queue.watch import Watch
-from tests.simulation.planted.bug import bug, replaced
+from tests.simulation.planted.bug import ASYNC, bug, replaced
 
 # --- admission
 
@@ -117,10 +117,8 @@ def status_not_monotone() -> Iterator[None]:
 @bug("a failed group is replaced, and its keys stay in the store")
 def dropped_but_not_cleared() -> Iterator[None]:
     async def refill(self: Any) -> None:
-        failed, self._failed = self._failed, []
-        for group in failed:
-            self._groups.pop(group.uid, None)
-            self._admission.drop(group.uid, "failure")
+        for reason in set(self._leaving.values()):
+            self._take_leaving(reason)
 
     with replaced(ReplayBuffer, _refill=refill):
         yield
@@ -129,9 +127,9 @@ def dropped_but_not_cleared() -> Iterator[None]:
 @bug("a failed group is cleared, and its place stays taken")
 def cleared_but_not_dropped() -> Iterator[None]:
     async def refill(self: Any) -> None:
-        failed, self._failed = self._failed, []
-        for group in failed:
-            await self._queue.drop([group.uid], partition_id=self._partition_id, reason="failure")
+        leaving, self._leaving = self._leaving, {}
+        for uid in leaving:
+            await self._queue.drop([uid], partition_id=self._partition_id, reason="failure")
 
     with replaced(ReplayBuffer, _refill=refill, _forget=lambda self, uid: self._groups.pop(uid, None)):
         yield
@@ -175,7 +173,7 @@ def finish_order() -> Iterator[None]:
 def sample_without_second_look() -> Iterator[None]:
     async def wait_for_groups(self: Any, batch_size: int) -> Any:
         head = self._admission.alive[:batch_size]
-        if len(head) < batch_size or not all(self._is_finished(uid) for uid in head):
+        if len(head) < batch_size or not all(self._is_ready(uid) for uid in head):
             await self._admission.changed.wait()
         return self._admission.alive[:batch_size]
 
@@ -208,4 +206,24 @@ def step_not_recorded() -> Iterator[None]:
         return self._batch(uids)
 
     with replaced(ReplayBuffer, sample=sample):
+        yield
+
+
+@bug("a batch waits only for groups that are due, and takes whatever is ready beside them", changes=ASYNC)
+def waits_only_for_due_groups() -> Iterator[None]:
+    async def wait_for_groups(self: Any, batch_size: int) -> Any:
+        while True:
+            self._raise_if_broken()
+            admission = self._admission
+            oldest = admission.version - admission.max_staleness
+            tags = self._queue._state.tags(self._partition_id)
+            due = [uid for uid in admission.alive if int(tags[uid]["global_steps"]) <= oldest]
+            ready = [uid for uid in admission.alive if self._is_ready(uid)]
+            if len(ready) >= batch_size and set(due[:batch_size]) <= set(ready):
+                chosen = {*due[:batch_size], *ready[: batch_size - len(due[:batch_size])]}
+                if len(chosen) == batch_size:
+                    return tuple(uid for uid in admission.alive if uid in chosen)
+            await admission.changed.wait()
+
+    with replaced(ReplayBuffer, _wait_for_groups=wait_for_groups):
         yield

@@ -9,7 +9,7 @@ from asyncrl import trainer
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.simulation.edges.policy import SimPolicy
 from asyncrl.simulation.errors import InjectedError
-from asyncrl.trainer import Border, Trainer
+from asyncrl.trainer import Trainer
 from tests.simulation.planted.bug import bug, replaced
 
 
@@ -38,7 +38,7 @@ def retired_though_failed() -> Iterator[None]:
         yield
 
 
-@bug("a step that fails is called done: its border is where a checkpoint is made", provoke=failing_updates)
+@bug("a step that fails is called done: a checkpoint is made of it", provoke=failing_updates)
 def failed_step_is_saved() -> Iterator[None]:
     right = Trainer.train_step
 
@@ -46,7 +46,7 @@ def failed_step_is_saved() -> Iterator[None]:
         try:
             return await right(self, step)
         except Exception:
-            self.border, self._is_updating = Border(step=step, cursor=self.feed.cursor), False
+            self.step, self._is_updating = step, False
             raise
 
     with replaced(Trainer, train_step=train_step):
@@ -58,35 +58,10 @@ def saved_before_update() -> Iterator[None]:
     right = Trainer.train_step
 
     async def train_step(self: Any, step: int) -> Any:
-        self.border = Border(step=step, cursor=self.feed.cursor)
-        await self._save()
+        await self.save(step)
         return await right(self, step)
 
     with replaced(Trainer, train_step=train_step):
-        yield
-
-
-@bug("a checkpoint does not keep the feed's cursor")
-def cursor_not_saved() -> Iterator[None]:
-    right = Trainer._save
-
-    async def save(self: Any) -> None:
-        self.border = replace(self.border, cursor=0)
-        await right(self)
-
-    with replaced(Trainer, _save=save):
-        yield
-
-
-@bug("a checkpoint keeps the cursor of the moment in which it is made, not that of its border")
-def cursor_of_later() -> Iterator[None]:
-    right = Trainer._save
-
-    async def save(self: Any) -> None:
-        self.border = replace(self.border, cursor=self.feed.cursor + 1)
-        await right(self)
-
-    with replaced(Trainer, _save=save):
         yield
 
 
@@ -102,13 +77,22 @@ def purged_by_the_newest() -> Iterator[None]:
 
 @bug("a version is published before its step is retired")
 def published_before_retired() -> Iterator[None]:
-    train_step = Trainer.train_step
+    right = Trainer.train_step
 
-    async def early(self: Any, step: int) -> Any:
-        await trainer.give_weights(step, self.actor, self.engine, self.run, self.world)
-        return await train_step(self, step)
+    async def train_step(self: Any, step: int) -> Any:
+        retire = self.queue.retire
 
-    with replaced(Trainer, train_step=early):
+        async def late(*which: Any, **named: Any) -> None:
+            await trainer.give_weights(step, self.actor, self.engine, self.run, self.world)
+            await retire(*which, **named)
+
+        self.queue.retire = late
+        try:
+            return await right(self, step)
+        finally:
+            del self.queue.retire
+
+    with replaced(Trainer, train_step=train_step):
         yield
 
 
