@@ -17,14 +17,15 @@ class Alarm:
     One timer an alarm, as for `asyncio.timeout`. A TimeoutError that the block raises by itself stays what it is.
     """
 
-    __slots__ = ("_after_s", "_deadline", "_look", "_text", "_timer", "_within")
+    __slots__ = ("_after_s", "_deadline", "_look", "_timer", "_told", "_within")
 
     def __init__(self, after_s: float, look: Callable[[], str]) -> None:
         self._after_s = after_s
         self._look = look
-        self._text = ""
+        told: list[str] = []  # not the alarm itself: a cycle at every call of an engine would be work for the garbage collector
+        self._told = told
         self._deadline = asyncio.timeout(None)
-        self._within = Within(self._deadline, lambda: self._text)
+        self._within = Within(self._deadline, lambda: told[-1])
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> None:
@@ -40,8 +41,8 @@ class Alarm:
         self._timer = asyncio.get_running_loop().call_later(self._after_s, self._ring)
 
     def _ring(self) -> None:
-        self._text = self._look()
-        if self._text:
+        if text := self._look():
+            self._told.append(text)
             self._deadline.reschedule(asyncio.get_running_loop().time())
         else:
             self._wait()
