@@ -93,16 +93,16 @@ async def open_rollout(
 # --- training -------------------------------------------------------------------------------------------------------------------
 
 
-async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False) -> Path:
+async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False, world: RealWorld | None = None) -> Path:
     """A whole training run; returns its folder. SIGINT and SIGTERM end it at the end of a version with a checkpoint.
 
     resume: go on with the newest run of this name that has begun. Raises CheckpointError when there is none, when no weights are
-    left that its journal fits, or when the configuration changes what a run may not change.
+    left that its journal fits, or when the configuration changes what a run may not change. world: one that somebody looks into.
     """
     stop = Stop()
     async with AsyncExitStack() as stack:
         stack.enter_context(on_signals(stop))
-        world = await stack.enter_async_context(RealWorld(run_seed=run.trainer.seed))
+        world = await stack.enter_async_context(world or RealWorld(run_seed=run.trainer.seed))
         found = await world.offload(_find_folder, run) if resume else None
         loaded = await read_model(run, world)
         await world.offload(_drop_overlong, inputs.train_rows, loaded.template, run)

@@ -222,7 +222,8 @@ def kill_at_random(run: Run, reference: Reference, tally: Tally, most: int) -> N
         if run.rng.random() < 0.5:
             has_ended = run.life(killed_after_s=run.rng.uniform(0, reference.seconds))
         else:
-            point = run.rng.choice(sorted(reference.passes))
+            points = sorted(reference.passes)
+            [point] = run.rng.choices(points, [min(reference.passes[point], 4) for point in points])  # less often at the start
             death = Death(point=point, number=run.rng.randint(1, reference.passes[point]))
             has_ended = run.life(death=death)
             tally.points.update([] if has_ended else [point])

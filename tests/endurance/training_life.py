@@ -22,8 +22,8 @@ import torch
 from tokenizers import AddedToken
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from asyncrl import assembly
 from asyncrl.agents.token_builder import NO_VERSION
+from asyncrl.assembly import run_training
 from asyncrl.config import TrainRun, load_run
 from asyncrl.dataset import RLHFDataset
 from asyncrl.event_loop import run_loop
@@ -257,6 +257,6 @@ def live(folder: Path, overrides: Sequence[str], *, resume: bool, death: Death |
         train_rows=RLHFDataset(run.data.train_files, run.data, max_rows=run.data.max_rows),
         val_rows=RLHFDataset(run.data.val_files, run.data, key="data.val_files", max_rows=run.eval.max_rows),
     )
-    assembly.RealWorld = functools.partial(WatchedWorld, points, tell)
-    run_loop(assembly.run_training(run, inputs, resume=resume))
+    world = WatchedWorld(points, tell, run_seed=run.trainer.seed)
+    run_loop(run_training(run, inputs, resume=resume, world=world))
     return points.passes

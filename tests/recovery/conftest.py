@@ -222,7 +222,7 @@ class Life:
             reads, writes = frozenset({"response_mask"}), frozenset({"advantages"})
             learn = Stage(name="advantage", reads=reads, writes=writes, compute=self._learn, learns=True)
             tool, template = FunctionTool(ask), SimTemplate(["ask"])
-            tool.is_stateful = self.is_stateful  # type: ignore[attr-defined]
+            tool.is_stateful = self.is_stateful
             edges = Edges(
                 world=world,
                 rollout=Rollout(engine=self.engine(), scorer=Scorer(), template=template, tools={"ask": tool}),
