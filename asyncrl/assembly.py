@@ -4,7 +4,6 @@ cli -> preflight -> [assembly] -> wiring -> trainer
 """
 
 import functools
-import gc
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -18,6 +17,7 @@ from asyncrl.chosen import check_choices
 from asyncrl.config import TrainRun
 from asyncrl.dataset import RLHFDataset
 from asyncrl.errors import CheckpointError
+from asyncrl.event_loop import rare_collections
 from asyncrl.journal.entries import KeptSteps
 from asyncrl.observe.run_folder import RunFolder, create_run_folder, run_folders
 from asyncrl.observe.sight import open_sight
@@ -111,7 +111,7 @@ async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False
         await world.offload(check_choices, run)  # before there is a folder
         folder = found if found is not None else await world.offload(_new_folder, run, inputs.train_rows)
         rollout = await stack.enter_async_context(open_rollout(run, world, loaded=loaded, folder=folder))
-        gc.freeze()  # rows live as long as the run: a full collection need not walk them on the loop again and again
+        stack.enter_context(rare_collections())
         trainer = await stack.enter_async_context(open_trainer(run, inputs, folder, rollout, world, stop, resume=resume))
         await trainer.fit()
         await world.offload(_export, run, trainer.actor, folder, pool="model")

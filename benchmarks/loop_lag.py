@@ -16,7 +16,6 @@ JSON: a block for each engine: p50_ms, p99_ms, max_ms, live (mean), sessions_per
 
 import argparse
 import asyncio
-import gc
 import hashlib
 import json
 import logging
@@ -36,7 +35,7 @@ import torch
 from asyncrl.agents.chat_template import ChatTemplate, load_chat_template
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.config import ModelConfig, SFTRun, TrainRun, load_run, parse_run
-from asyncrl.event_loop import run_loop
+from asyncrl.event_loop import rare_collections, run_loop
 from asyncrl.examples.calculator import make
 from asyncrl.examples.problems import draw_problem
 from asyncrl.examples.quickstart import SFT_CONFIG, sft_overrides
@@ -271,11 +270,10 @@ def measure_engine(name: str, model: Path, folder: Path, arguments: argparse.Nam
         )
     else:
         engine = ScriptedEngine(Script(template))
-    gc.collect()
-    gc.freeze()  # as the trainer does before its first step
     folder.mkdir()
     crowd = measure(engine, template, slow, run, folder, sessions=arguments.sessions, seconds=arguments.seconds)
-    return {each: round(value, 3) for each, value in run_loop(crowd).items()}
+    with rare_collections():  # as in a run
+        return {each: round(value, 3) for each, value in run_loop(crowd).items()}
 
 
 def main() -> None:

@@ -1,11 +1,13 @@
 """A command's loop gives back what its run does, and ends."""
 
 import asyncio
+import gc
 import logging
+from contextlib import suppress
 
 import pytest
 
-from asyncrl.event_loop import run_loop
+from asyncrl.event_loop import COLLECT_AFTER, rare_collections, run_loop
 
 
 async def _hold_on() -> None:
@@ -77,3 +79,12 @@ def test_an_interrupt_ends_the_run_with_its_cleanup() -> None:
 
 def _interrupt() -> None:
     raise KeyboardInterrupt
+
+
+def test_collections_are_rare_inside_the_block_and_as_before_after_it() -> None:
+    before = gc.get_threshold()
+    with suppress(ZeroDivisionError), rare_collections():
+        assert gc.get_threshold() == COLLECT_AFTER
+        assert gc.get_freeze_count() > 0
+        raise ZeroDivisionError
+    assert gc.get_threshold() == before
