@@ -308,7 +308,7 @@ class _Life:
         disk.keep(kept)
         if self._oracles is not None:
             self._oracles.survived(kept)
-        may_be_damaged = not machine.is_finished and machine.newest.step > 0
+        may_be_damaged = not machine.is_finished and sum(checkpoint.is_whole for checkpoint in machine.checkpoints) > 1
         if may_be_damaged and self.plan.strikes(FaultKind.CHECKPOINT_DAMAGE, "the newest checkpoint"):
             machine.damage_newest()
         outcome.hits.update(self.plan.hits)

@@ -182,10 +182,11 @@ def test_slower_engines_tools_and_training_take_longer() -> None:
 @pytest.mark.parametrize("name", ["smallest", "reference"])
 def test_with_staleness_weights_are_published_under_way_and_no_token_is_older_than_allowed(name: str, max_staleness: int) -> None:
     """The oracles hold, and the trainer's own check of every token."""
-    usual = run_of(name, "trainer.total_training_steps=6")
+    usual = run_of(name, "trainer.total_training_steps=6", "sim.training.save_s=0")
     ahead = run_of(
         name,
         "trainer.total_training_steps=6",
+        "sim.training.save_s=0",
         "trainer.mode=async",
         f"trainer.max_staleness={max_staleness}",
         "trainer.invariants=all",

@@ -219,11 +219,11 @@ def _num_tokens(data: RunData, step: Step) -> float:
 
 
 def _borders(data: RunData) -> tuple[float, float | None]:
-    """Median seconds between the stages of a step and its publication, and what a checkpoint adds to them."""
-    plain = [seconds for step, seconds in data.borders_s.items() if not _saves(data.run, data.last_step, step)]
-    saving = [seconds for step, seconds in data.borders_s.items() if _saves(data.run, data.last_step, step)]
-    plain_s = median(plain) if plain else 0.0
-    return plain_s, max(mean_of(saving) - plain_s, 0.0) if plain and saving else None
+    """Median seconds between the stages of a step and its publication, and what a checkpoint adds to those after it."""
+    border_s = median(data.borders_s.values()) if data.borders_s else 0.0
+    plain = [seconds for step, seconds in data.gaps_s.items() if not _saves(data.run, data.last_step, step)]
+    saving = [seconds for step, seconds in data.gaps_s.items() if _saves(data.run, data.last_step, step)]
+    return border_s, max(mean_of(saving) - median(plain), 0.0) if plain and saving else None
 
 
 def _saves(run: TrainRun, last_step: int, step: int) -> bool:

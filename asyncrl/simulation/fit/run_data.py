@@ -62,8 +62,9 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """borders_s: step -> seconds between the end of its last stage and the publication of its weights: its rows are retired then,
-    and a checkpoint is written where one is due."""
+    """borders_s: step -> seconds between the end of its last stage and the publication of its weights: its rows are retired then.
+    gaps_s: step -> seconds between its publication and the wait for the next batch: its numbers are written then, and a checkpoint
+    where one is due."""
 
     folder: Path
     run: TrainRun
@@ -72,6 +73,7 @@ class RunData:
     sessions: tuple[Session, ...]
     num_failed: int
     borders_s: dict[int, float]
+    gaps_s: dict[int, float]
     num_ranks: int
 
 
@@ -101,6 +103,7 @@ def read_run(folder: Path) -> RunData:
         sessions=sessions,
         num_failed=len(found) - len(sessions),
         borders_s=dict(border for record in records if (border := _border_of(record)) is not None),
+        gaps_s=dict(gap for before, record in pairwise(records) if (gap := _gap_between(before, record)) is not None),
         num_ranks=max(record.head.actor.world for record in records),
     )
 
@@ -209,3 +212,10 @@ def _border_of(record: Record) -> tuple[int, float] | None:
     published = [span.start_s for span in stages if span.name == "publish"]
     ends = [span.end_s for span in stages if published and span.end_s <= published[0]]
     return (record.head.step, published[0] - max(ends)) if ends else None
+
+
+def _gap_between(before: Record, record: Record) -> tuple[int, float] | None:
+    published = [line.end_s for line in before.lines if isinstance(line, SpanLine) and line.uid is None and line.name == "publish"]
+    waits = [line.start_s for line in record.lines if isinstance(line, SpanLine) and line.uid is None and line.name == "gen"]
+    is_next = record.head.step == before.head.step + 1
+    return (before.head.step, waits[0] - published[-1]) if is_next and published and waits else None

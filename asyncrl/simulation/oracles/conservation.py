@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from asyncrl.simulation.oracles.book import Fate, Line
+from asyncrl.simulation.errors import Violation
+from asyncrl.simulation.oracles.book import Book, Fate, Line
 from asyncrl.simulation.oracles.ground import Ground
 from asyncrl.simulation.oracles.oracle import Oracle
 from asyncrl.simulation.oracles.shadow import Changes
@@ -83,7 +84,6 @@ class Conservation(Oracle):
             self.fail(f"the store dropped {book.num(Fate.DROPPED)} groups, admission only {dropped}")
 
     def entry(self, changes: Changes) -> None:
-        self._keep_book(changes)
         shadow = self.ground.shadow
         if changes.counted or changes.removed or changes.records:
             opened, unrecorded, recorded = shadow.num_open, shadow.num_unrecorded, shadow.num_recorded
@@ -92,23 +92,6 @@ class Conservation(Oracle):
                     f"the ledger has {opened} open groups ({_shown(shadow.counters)}), but {unrecorded} under way and "
                     f"{recorded} of records are there"
                 )
-
-    def _keep_book(self, changes: Changes) -> None:
-        book, number = self.ground.book, changes.number
-        for record in changes.recorded:
-            for uid in record.uids:
-                book.record(number, uid, record.step)
-        for record in changes.retired:
-            for uid in record.uids:
-                book.train(number, uid, record.step)
-        purged = {uid for record in changes.forgotten for uid in record.uids}
-        gone = [row.entry.uid for row in changes.removed if row.is_prompt and row.entry.uid not in purged]
-        if gone:
-            reasons = [name.removeprefix(DROPPED) for name, grown in changes.counted.items() if name.startswith(DROPPED)]
-            if not reasons:
-                self.fail(f"groups {gone} went, and no reason was counted")
-            for uid in gone:
-                book.drop(number, uid, reasons[0])
 
     def end(self) -> None:
         """The counters are right; and a finished run has nothing open, and trained what its weights say."""
@@ -125,6 +108,24 @@ class Conservation(Oracle):
 
 
 DROPPED = "dropped/"
+
+
+def keep_book(book: Book, changes: Changes) -> None:
+    """Write down what an entry did with prompts, admissions but for. Raises Violation."""
+    number = changes.number
+    for record in changes.recorded:
+        for uid in record.uids:
+            book.record(number, uid, record.step)
+    for record in changes.retired:
+        for uid in record.uids:
+            book.train(number, uid, record.step)
+    purged = {uid for record in changes.forgotten for uid in record.uids}
+    gone = [row.entry.uid for row in changes.removed if row.is_prompt and row.entry.uid not in purged]
+    reasons = [name.removeprefix(DROPPED) for name in changes.counted if name.startswith(DROPPED)]
+    if gone and not reasons:
+        raise Violation("I1", f"groups {gone} went, and no reason was counted")
+    for uid in gone:
+        book.drop(number, uid, reasons[0])
 
 
 def _shown(counters: dict[str, int]) -> str:

@@ -95,9 +95,10 @@ class Progress(Oracle):
 
 def longest_wait(run: TrainRun) -> float:
     """Seconds that a part of the controller may wait for one thing, by its deadlines: a session, a request, a commit, a scoring,
-    the next attempt."""
+    the next attempt, an evaluation."""
     deadlines = (run.agent.timeout_s, run.rollout.request_timeout_s, run.rollout.publish_timeout_s, run.store.commit_timeout_s)
-    return max(*deadlines, run.reward.timeout_s) + backoff_s(run)
+    evaluation_s = run.eval.timeout_s if run.data.val_files else 0.0
+    return max(*deadlines, run.reward.timeout_s, evaluation_s) + backoff_s(run)
 
 
 def backoff_s(run: TrainRun) -> float:

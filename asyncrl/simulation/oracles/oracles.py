@@ -22,8 +22,8 @@ from asyncrl.simulation.handles import SimTask
 from asyncrl.simulation.loop import VirtualLoop
 from asyncrl.simulation.machine import Machine
 from asyncrl.simulation.oracles.agreement import Agreement, Forgotten
-from asyncrl.simulation.oracles.capacity import Emptied, Places
-from asyncrl.simulation.oracles.conservation import Conservation
+from asyncrl.simulation.oracles.capacity import Bounded, Emptied, Places
+from asyncrl.simulation.oracles.conservation import Conservation, keep_book
 from asyncrl.simulation.oracles.consumed import Fresh
 from asyncrl.simulation.oracles.deadlines import Deadlines, Progress
 from asyncrl.simulation.oracles.evaluated import Evaluated, check_measured
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from asyncrl.simulation.oracles.book import Line
 
-# Conservation before lineage: it keeps the book. Living first: it keeps the tasks.
+# Living first: it keeps the tasks.
 ORACLES: tuple[type[Oracle], ...] = (
     Living,
     Fencing,
@@ -66,6 +66,7 @@ ORACLES: tuple[type[Oracle], ...] = (
     InFlight,
     Evaluated,
     Places,
+    Bounded,
     Deadlines,
     Progress,
     Agreement,
@@ -175,6 +176,7 @@ class Oracles:
                 written: Written = arguments[0]
                 changes = ground.shadow.apply(written.entry, written.number)
                 self._tell_admitted(changes)
+                keep_book(self._memory.book, changes)
                 arguments = (changes,)
             for hear in self._hearing[what]:
                 hear(*arguments)

@@ -136,7 +136,7 @@ def tool_without_deadline() -> Iterator[None]:
         yield
 
 
-@bug("sessions have no deadline")
+@bug("sessions have no deadline", changes=("sim.faults.await_hang=0.01",))
 def session_without_deadline() -> Iterator[None]:
     with replaced(Guests, run=_guests_run(lambda name, timeout_s: 1e6 if name.startswith("session") else timeout_s)):
         yield

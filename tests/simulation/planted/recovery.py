@@ -32,6 +32,8 @@ GATED = (*ASYNC, "rollout.in_flight_updates=false", "rollout.publish_timeout_s=2
 """Calls end under the weights that they began with."""
 
 
+DAMAGED = ("sim.faults.checkpoint_damage=1", "sim.faults.sigterm=1", "trainer.save_freq=3", "trainer.total_training_steps=8")
+"""Checkpoints that a stop has left where no other one will be made."""
 SLOW_UPDATES = ("sim.training.update_call_s=5", "sim.training.stage_s=1")
 """So that most crashes come in the middle of a step."""
 
@@ -94,7 +96,7 @@ def checkpoint_inside_a_version() -> Iterator[None]:
         yield
 
 
-@bug("a damaged checkpoint is counted as kept", changes=("sim.faults.checkpoint_damage=1",))
+@bug("a damaged checkpoint is counted as kept", changes=DAMAGED)
 def damaged_checkpoint_counts() -> Iterator[None]:
     with replaced(Machine, delete_damaged=lambda self: None):
         yield
