@@ -31,7 +31,7 @@ from asyncrl.stopping import Stop, on_signals
 from asyncrl.tools import Tool, load_tools
 from asyncrl.trainer import Trainer
 from asyncrl.training.actor import Actor, Reference
-from asyncrl.training.checkpoint import Checkpoint, kept_steps, save_checkpoint, whole_checkpoints
+from asyncrl.training.checkpoint import Checkpoint, delete_damaged, find_checkpoints, kept_steps, save_checkpoint
 from asyncrl.training.critic import Critic
 from asyncrl.training.export import export_model
 from asyncrl.training.model import load_model
@@ -259,17 +259,20 @@ class Weights:
     checkpoint: Checkpoint | None = None
 
     def __call__(self, steps: KeptSteps) -> int:
-        """Their step. Blocking: reads every checkpoint, and deletes what is damaged. Raises CheckpointError."""
+        """Their step. Blocking: reads every checkpoint, and deletes the damaged ones. Raises CheckpointError; then nothing is."""
         path = self.folder.start
         start = read_start(path)
         refuse_changes(path, start, facts_of(self.run, self.rows, self.rows.digest))
-        whole = {checkpoint.step: checkpoint for checkpoint in whole_checkpoints(self.folder.checkpoints, log.warning)}
+        found = find_checkpoints(self.folder.checkpoints)
+        whole = {checkpoint.step: checkpoint for checkpoint in found.whole}
         try:
             step = steps.newest_of([0, *whole])
         except CheckpointError as error:
-            raise CheckpointError(f"--resume: {self.folder.path}: {error}") from None
+            damaged = "".join(f"; damaged: {reason}" for reason in found.damaged.values())
+            raise CheckpointError(f"--resume: {self.folder.path}: {error}{damaged}") from None
         if step == 0:
             check_weights(path, start, self.run)
+        delete_damaged(found, log.warning)
         self.checkpoint = whole.get(step)
         log.info("resuming %s after step %d", self.folder.path, step)
         return step

@@ -166,25 +166,36 @@ def _remove(path: Path, disk: Disk) -> None:
     disk.remove(path)
 
 
-def whole_checkpoints(folder: Path, say: Callable[[str], None], disk: Disk | None = None) -> list[Checkpoint]:
-    """The whole ones, newest first. Damaged and half-written ones are deleted, so that none counts as kept: `say` gets a line each.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What is in a folder of checkpoints. whole: newest first, one a step. damaged, or half written: path -> what is wrong."""
 
-    For whoever owns the run: another process may be writing one. Raises CheckpointFormatError for one that another version wrote,
-    which is left alone.
-    """
-    disk = disk or Disk()
-    found: dict[int, Checkpoint] = {}
+    whole: tuple[Checkpoint, ...]
+    damaged: Mapping[Path, str]
+
+
+def find_checkpoints(folder: Path) -> Found:
+    """Checks every file of every checkpoint. Raises CheckpointFormatError for one that another version wrote."""
+    whole: dict[int, Checkpoint] = {}
+    damaged: dict[Path, str] = {}
     for path in _candidates(folder):
         try:
             checkpoint = open_checkpoint(path)
         except CheckpointFormatError:
             raise
         except CheckpointError as error:
-            say(f"checkpoint {error}; it is deleted")
-            _remove(path, disk)
+            damaged[path] = str(error)
         else:
-            found.setdefault(checkpoint.step, checkpoint)  # of a step that was being replaced both may be whole
-    return [*found.values()]
+            whole.setdefault(checkpoint.step, checkpoint)  # of a step that was being replaced both may be whole
+    return Found(whole=tuple(whole.values()), damaged=damaged)
+
+
+def delete_damaged(found: Found, say: Callable[[str], None], disk: Disk | None = None) -> None:
+    """So that none of them counts as kept; `say` gets a line about each. For whoever owns the run: another process may be writing
+    one."""
+    for path, reason in found.damaged.items():
+        say(f"checkpoint {reason}; it is deleted")
+        _remove(path, disk or Disk())
 
 
 def kept_steps(folder: Path, keep: int) -> list[int]:

@@ -163,10 +163,11 @@ async def test_a_checkpoint_older_than_the_journal_is_refused(config: Path, tmp_
     with pytest.raises(CheckpointError, match=r"begins after step 3, the newest whole checkpoint is of step 0 \(there is none\)"):
         await train(config, "trainer.total_training_steps=5", resume=True)
     shutil.copytree(tmp_path / "old", folder / "checkpoints/global_step_1")
-    with pytest.raises(
-        CheckpointError, match=r"small: the journal begins after step 3, the newest whole checkpoint is of step 1; put"
-    ):
+    (folder / "checkpoints/global_step_4").mkdir()
+    text = r"small: the journal begins after step 3, the newest whole checkpoint is of step 1; .*; damaged: .*_step_4: not finished"
+    with pytest.raises(CheckpointError, match=text):
         await train(config, "trainer.total_training_steps=5", resume=True)
+    assert (folder / "checkpoints/global_step_4").is_dir(), "a run that is refused changes nothing"
 
 
 async def test_a_journal_that_was_removed_is_missed(config: Path) -> None:

@@ -15,7 +15,14 @@ from asyncrl.config import ModelConfig, TrainRun
 from asyncrl.errors import CheckpointError
 from asyncrl.training import checkpoint
 from asyncrl.training.actor import Actor
-from asyncrl.training.checkpoint import Checkpoint, kept_steps, open_checkpoint, save_checkpoint, whole_checkpoints
+from asyncrl.training.checkpoint import (
+    Checkpoint,
+    delete_damaged,
+    find_checkpoints,
+    kept_steps,
+    open_checkpoint,
+    save_checkpoint,
+)
 from asyncrl.training.critic import Critic
 from asyncrl.training.disk import Disk
 from asyncrl.training.learner import LearnerState
@@ -106,8 +113,11 @@ def save(tmp_path: Path, state: LearnerState) -> Callable[..., Path]:
     return run
 
 
-def _newest(folder: Path, said: list[str] | None = None) -> Checkpoint | None:
-    return next(iter(whole_checkpoints(folder, ([] if said is None else said).append)), None)
+def _newest(folder: Path, said: list[str] | None = None, disk: Disk | None = None) -> Checkpoint | None:
+    """The newest whole one; damaged ones are deleted."""
+    found = find_checkpoints(folder)
+    delete_damaged(found, ([] if said is None else said).append, disk)
+    return next(iter(found.whole), None)
 
 
 def _step(tmp_path: Path, name: str = "checkpoints") -> tuple[int | None, list[str]]:
@@ -194,7 +204,7 @@ def test_a_crash_while_a_damaged_one_is_deleted_leaves_it_damaged(tmp_path: Path
         save(1)
         (save(2) / "rng.safetensors").write_bytes(b"x")
         with pytest.raises(Crash):
-            whole_checkpoints(tmp_path / "checkpoints", print, CrashingDisk(at))
+            _newest(tmp_path / "checkpoints", disk=CrashingDisk(at))
         assert _step(tmp_path)[0] == 1
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["global_step_1"]
 
@@ -238,7 +248,7 @@ def test_a_checkpoint_of_a_later_format_is_refused(save: Callable[..., Path]) ->
         open_checkpoint(path)
     save(0)
     with pytest.raises(CheckpointError, match="has format 99"):  # going on from step 0 is not what its owner means
-        whole_checkpoints(path.parent, print)
+        find_checkpoints(path.parent)
     assert (path / "DONE").is_file()
 
 
