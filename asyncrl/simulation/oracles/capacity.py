@@ -70,16 +70,11 @@ class Places(Oracle):
 
     def end(self) -> None:
         ground = self.ground
-        late = {*ground.runner._parts.guests._late, *self._tools._guests._late}
-        left = sorted(task.get_name() for task in ground.loop.tasks_left if task not in late and not self._is_late_beside(task))
+        left = sorted(task.get_name() for task in ground.loop.tasks_left if not ground.is_left_behind(task))
         if left:
             self.fail(f"{len(left)} tasks are left after the end: {left[:4]}")
         if len(ground.state.leases) or len(ground.state.watches):
             self.fail(f"{len(ground.state.leases)} leases and {len(ground.state.watches)} watches are left after the end")
-
-    def _is_late_beside(self, task: Task) -> bool:
-        """A guest of an evaluation that holds on to its cancellation."""
-        return self.ground.edges.val_rows is not None and task.get_name().startswith("guest: ") and task.cancelling() > 0
 
 
 class Emptied(Oracle):

@@ -39,15 +39,11 @@ class Deadlines(Oracle):
         for kind, due in self._due.items():
             while due and (due[0][1].done() or due[0][0] < now):
                 _, task, name = due.popleft()
-                if not task.done() and not self._is_left_behind(task):
+                if not task.done() and not self.ground.is_left_behind(task):
                     self.fail(f"{name.removeprefix('guest: ')} runs for more than {self._bounds[kind] + SLACK_S:g} s, its deadline")
 
     def due(self) -> float:
         return min((due[0][0] for due in self._due.values() if due), default=math.inf)
-
-    def _is_left_behind(self, task: Task) -> bool:
-        runner = self.ground.runner
-        return task in runner._parts.guests._late or task in runner._tools._guests._late
 
 
 class Progress(Oracle):

@@ -114,6 +114,12 @@ class Ground:
         """The runner is being left, or one of its groups has failed: what is under way is not brought to its end any more."""
         return self.is_cut_short or self.runner._is_closing or self.runner.has_failed
 
+    def is_left_behind(self, task: Task) -> bool:
+        """A guest that holds on to its cancellation, whoever it was of."""
+        if task in self.runner._parts.guests._late or task in self.runner._tools._guests._late:
+            return True
+        return self.edges.val_rows is not None and task.get_name().startswith("guest: ") and task.cancelling() > 0
+
     @property
     def has_journal_failed(self) -> bool:
         """Nothing more is kept."""
