@@ -5,7 +5,7 @@
     acts      puts        rows, turns, settlings        endings          clear, drop, record, retire, revive
               checks      what a call may be given      encoding         the values of a put, as blocks
     sight     describe    what is held of some keys     watch            who is told of changes
-              under_way   the groups of a restart
+              under_way   the groups of a restart       counts           steps, records, and what is counted
     state     state       all of it at one moment       partition        rows and columns of one partition
               leases      who may write                 ledger           counters, records of steps, turns
               columns     blocks, and copies of them

@@ -19,14 +19,14 @@ journal keeps those of a recorded step until `purge`. `revive` gives the rows of
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 from tensordict import TensorDict
 
-from asyncrl.errors import DeadlineError, JournalWriteError, LeaseScopeError, StaleLeaseError, StoreError
+from asyncrl.errors import LeaseScopeError, StaleLeaseError, StoreError
 from asyncrl.fields import Tag
-from asyncrl.journal.entries import Op, PutLeases, Saved, StepRecord, counted_by
+from asyncrl.journal.entries import Op, PutLeases, Saved
 from asyncrl.journal.port import Journal
 from asyncrl.keys import GroupLease, Lease, SessionLease, StepLease
 from asyncrl.ports import HeldField
@@ -34,6 +34,7 @@ from asyncrl.transfer_queue import endings, puts, under_way
 from asyncrl.transfer_queue.checks import listed
 from asyncrl.transfer_queue.columns import Gatherer
 from asyncrl.transfer_queue.commit_deadline import CommitDeadline
+from asyncrl.transfer_queue.counts import Counts
 from asyncrl.transfer_queue.describe import describe
 from asyncrl.transfer_queue.encoding import Fields
 from asyncrl.transfer_queue.puts import Put, one_row
@@ -42,7 +43,7 @@ from asyncrl.transfer_queue.under_way import GroupUnderWay
 from asyncrl.transfer_queue.watch import Watch
 
 
-class TransferQueue:
+class TransferQueue(Counts):
     """Keys, tags and columns of all partitions. An async context manager: leaving it closes all leases and ends all watches.
 
     journal: None for memory alone; `saved` is what it kept until now. `opening.open_queue` makes both. weights_step: the last step
@@ -262,10 +263,6 @@ class TransferQueue:
         await self._commit(ops, synced=True)
         return tries
 
-    def recorded(self, step: int) -> StepRecord | None:
-        """The record of a step; None: it has none, or is purged."""
-        return self._state.ledger.records.get(step)
-
     async def retire(self, keys: Sequence[str], *, partition_id: str, step: int, lease: Lease) -> None:
         """Hide the rows of a trained step; the prompt of a group goes with its last trajectory. Gets and lists no longer see them.
 
@@ -323,77 +320,9 @@ class TransferQueue:
 
     # --- sight and life
 
-    @property
-    def failure(self) -> JournalWriteError | DeadlineError | None:
-        """Why nothing can be kept any more."""
-        return None if self._journal is None else self._journal.failure or self._deadline.failure
-
-    @property
-    def records(self) -> Mapping[int, StepRecord]:
-        """Step -> its record, of those that are not purged."""
-        return MappingProxyType(self._state.ledger.records)
-
-    @property
-    def weights_step(self) -> int:
-        """The last step that the weights have learned: that of the loaded ones, or the last that was retired since."""
-        return self._state.ledger.weights_step
-
-    @property
-    def last_step(self) -> int:
-        """The last step that was recorded, purged or not; 0: none."""
-        return self._state.ledger.last_step
-
-    @property
-    def purged_step(self) -> int:
-        """The step up to which records are purged; 0: none is."""
-        return self._state.ledger.counters["purged_step"]
-
-    @property
-    def cursor(self) -> int:
-        """Number of prompts that the feed has handed out to admissions."""
-        return self._state.ledger.counters["cursor"]
-
-    @property
-    def evaluated(self) -> int:
-        """The newest version whose evaluation has a result; -1: none has one."""
-        return self._state.ledger.evaluated
-
-    @property
-    def num_trained(self) -> int:
-        """Groups that the weights have learned, in steps that are purged or retired. It falls when older weights are loaded."""
-        return self._state.ledger.num_trained
-
-    def counters(self) -> dict[str, int]:
-        """What the run counts, through all restarts: admitted, dropped/<reason>, failed_row/<dataset row>, cursor, evaluated,
-        purged_step, purged_groups; what was never counted is missing."""
-        return dict(self._state.ledger.counters)
-
-    def failed_rows(self) -> dict[int, int]:
-        """Dataset row -> its groups that were dropped as failures."""
-        return {int(row): number for row, number in counted_by(self._state.ledger.counters, "failed_row").items()}
-
     async def describe(self, keys: Sequence[str], *, partition_id: str) -> tuple[HeldField, ...]:
         """Each field of `keys`: its schema and lengths, without a copy of any value. Raises UnknownKeyError."""
         return describe(self._state.partition(partition_id), keys)
-
-    def stats(self) -> dict[str, float]:
-        """Numbers now: keys, bytes (held), live_bytes (needed), open_leases, watchers, records (steps not purged), turns (of
-        sessions under way); counters since the start: puts, gets, cleared and retired keys, refused_writes (StaleLeaseError); those
-        of the journal; and what the run counts: ledger/admitted, ledger/dropped/<reason>, ..."""
-        state = self._state
-        partitions = state.partitions.values()
-        return {
-            "keys": sum(len(partition.rows) for partition in partitions),
-            "bytes": sum(partition.size_bytes for partition in partitions),
-            "live_bytes": sum(partition.live_bytes for partition in partitions),
-            "open_leases": len(state.leases),
-            "watchers": len(state.watches),
-            "records": len(state.ledger.records),
-            "turns": state.ledger.num_turns,
-            **state.counts,
-            **{f"ledger/{name}": value for name, value in state.ledger.counters.items()},
-            **({} if self._journal is None else self._journal.stats()),
-        }
 
     async def __aenter__(self) -> Self:
         return self
