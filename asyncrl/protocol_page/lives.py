@@ -17,6 +17,7 @@ from asyncrl.journal.entries import Entry, Op
 from asyncrl.journal.model import MemoryJournal
 from asyncrl.keys import TRAIN, GroupLease, Lease, SessionLease, StepLease
 from asyncrl.transfer_queue import TransferQueue
+from asyncrl.transfer_queue.counts import Counts
 
 UID = "u"
 KEYS = (f"{UID}_0_0", f"{UID}_1_0")
@@ -309,4 +310,5 @@ def all_calls() -> tuple[Call, ...]:
 
 def verbs() -> list[str]:
     """The public methods of the store, in the order of its page."""
-    return [name for name, value in vars(TransferQueue).items() if inspect.isfunction(value) and not name.startswith("_")]
+    found = {**vars(TransferQueue), **vars(Counts)}
+    return [name for name, value in found.items() if inspect.isfunction(value) and not name.startswith("_")]
