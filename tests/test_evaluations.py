@@ -250,12 +250,18 @@ async def test_what_failed_beside_training_is_raised_at_the_next_version_due_or_
     assert not any(event.startswith(("wrote", "recorded")) for event in bench.events)
 
 
-async def test_what_failed_and_nobody_waited_for_is_not_logged_as_forgotten(
-    make: MakeBench, caplog: pytest.LogCaptureFixture
-) -> None:
-    bench = make(fails, where="snapshot", test_freq=1)
+async def fails_at_its_end(engine: RolloutEngine, version: int) -> dict[str, float]:
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError as error:
+        raise EvaluationError("the engine is gone") from error
+    return {}
+
+
+async def test_what_fails_while_it_is_closed_is_not_logged_as_forgotten(make: MakeBench, caplog: pytest.LogCaptureFixture) -> None:
+    bench = make(fails_at_its_end, where="snapshot", test_freq=1)
     await bench.evaluations.run_if_due(4, 4)
-    await asyncio.wait(asyncio.all_tasks() - {cast("Any", asyncio.current_task())})
+    await asyncio.sleep(0)
     await bench.evaluations.close()
     del bench
     gc.collect()

@@ -16,13 +16,14 @@ from asyncrl.agents.loop import AgentLoopOutput, SessionContext
 from asyncrl.agents.session import SessionParts, session_parts
 from asyncrl.agents.single_turn import SingleTurn
 from asyncrl.agents.tool_runner import ToolRunner
-from asyncrl.config import TrainRun, parse_run
+from asyncrl.config import AgentConfig, TrainRun, parse_run
 from asyncrl.errors import EvaluationError
 from asyncrl.evaluation import Mode, evaluate
 from asyncrl.observe.metrics import read_metrics
 from asyncrl.observe.run_folder import RunFolder
 from asyncrl.ports import GenerateRequest, Prompt, RewardRequest, RewardResult, SamplingParams, Template, WeightSnapshot
 from asyncrl.rollout.scripted import ScriptedEngine
+from asyncrl.tools import load_tools
 from asyncrl.trainer import Trainer
 from asyncrl.world import RealWorld
 
@@ -47,7 +48,7 @@ def small(model_folder: Path) -> TrainRun:
 
 @asynccontextmanager
 async def parts_on(engine: ScriptedEngine, run: TrainRun, template: Template) -> AsyncIterator[SessionParts]:
-    async with RealWorld() as world, ToolRunner({}, run.agent, world) as tools:
+    async with RealWorld() as world, ToolRunner(load_tools(run.agent.tools), run.agent, world) as tools:
         yield session_parts(run, engine=engine, scorer=One(), template=template, tools=tools, world=world)
 
 
@@ -69,6 +70,19 @@ async def test_no_session_of_a_large_evaluation_spends_its_deadline_in_the_queue
         numbers = await evaluate(prompts(30), Mode(name="sampled", sampling=SamplingParams(), n=2), parts, version=0)
     assert (numbers["eval/sampled/failed"], numbers["eval/sampled/success"], len(at_once)) == (0, 1, 60)
     assert max(at_once) == 8, "four sessions a slot"
+
+
+async def test_what_a_tool_answers_was_sampled_by_no_version(small: TrainRun) -> None:
+    run = small.model_copy(update={"agent": AgentConfig(name="tool_agent", tools=["calculator"])})
+    template = load_chat_template(run.model, [tool.schema for tool in load_tools(["calculator"]).values()])
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 2"}}\n</tool_call>'
+
+    def answer(request: GenerateRequest) -> Sequence[int]:
+        return template.encode_assistant(call if request.request_id.endswith("_0") else "3")
+
+    async with parts_on(ScriptedEngine(answer, version=7), run, template) as parts:
+        numbers = await evaluate(prompts(3), Mode(name="greedy", sampling=SamplingParams(), n=1), parts, version=7)
+    assert (numbers["eval/greedy/tool_share"], numbers["eval/greedy/failed"]) == (1, 0)
 
 
 async def test_a_publication_meanwhile_is_found_out(small: TrainRun) -> None:
