@@ -4,7 +4,8 @@
 
 Each life is forked from this process, which has imported everything, so that it costs a second and not a cold start; see
 `training_life.py`. A run goes through many lives: each is killed at a random time or at a random pass of a random point (a site of
-the controller, a stage, a step of a checkpoint, a file), and the next one resumes. What must hold at the end: `training_checks.py`.
+the controller, a stage, a step of a checkpoint, a file), and the next one resumes; now and then it finds the newest checkpoint
+damaged. What must hold at the end: `training_checks.py`.
 Where the setting is deterministic and no token may be old, the weights must be, byte for byte, those of a run that nobody killed.
 
 --borders: one run for each point that a run passes, killed there once: the borders of all stages, one by one.
@@ -149,6 +150,15 @@ class Run:
         self.num_kills += not has_ended
         return has_ended
 
+    def damage(self) -> bool:
+        """Cut a file of the newest checkpoint short, where an older one is left."""
+        whole = [] if self.home is None else [path.parent for path in (self.home / "checkpoints").glob("global_step_*/DONE")]
+        if len(whole) < 2:
+            return False
+        newest = max(whole, key=lambda path: int(path.name.rpartition("_")[2]))
+        os.truncate(newest / "model" / "model.safetensors", 100)
+        return True
+
     def passes(self) -> dict[str, int]:
         """Point -> passes in the last life."""
         found: dict[str, int] = json.loads((self.folder / f"{self.name}.passes.json").read_text(encoding="utf-8"))
@@ -229,6 +239,7 @@ def kill_at_random(run: Run, reference: Reference, tally: Tally, most: int) -> N
             tally.points.update([] if has_ended else [point])
         if has_ended:
             return
+        tally.counts["damaged"] += run.rng.random() < 0.3 and run.damage()
     assert run.life(), "it was left alone"
 
 

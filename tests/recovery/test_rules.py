@@ -5,6 +5,8 @@ rules come to together is tested by tests/endurance/kill_training.py, and by the
 """
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +15,17 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrl.errors import ConfigError, EngineError, GroupsExhaustedError, PoisonedStepError, RecordError, StaleLeaseError
+from asyncrl.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    GroupsExhaustedError,
+    PoisonedStepError,
+    RecordError,
+    StaleLeaseError,
+)
 from asyncrl.feed import Feed
-from asyncrl.journal.entries import PutColumn, Saved
+from asyncrl.journal.entries import KeptSteps, PutColumn, Saved
 from asyncrl.journal.model import MemoryJournal
 from asyncrl.keys import TRAIN, GroupLease, SessionLease
 from asyncrl.observe.metrics import MetricsLog, read_metrics
@@ -23,6 +33,8 @@ from asyncrl.observe.run_folder import RunFolder
 from asyncrl.ports import GenerateRequest, SamplingParams
 from asyncrl.rollout.scripted import ScriptedEngine
 from asyncrl.rollout.turn_gate import TurnGate
+from asyncrl.training.checkpoint import FORMAT, delete_damaged, find_checkpoints, kept_steps
+from asyncrl.training.start import Start, facts_of, refuse_changes
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.world import RealWorld
 
@@ -239,6 +251,26 @@ async def test_rule_07_checkpoints_end_a_version(new_life: NewLife) -> None:
         await new_life(settings={"trainer": {**TWO_STEPS["trainer"], "save_freq": 3}}).live()
 
 
+async def test_rule_07_a_failure_inside_a_version_leaves_no_checkpoint_of_it(new_life: NewLife) -> None:
+    def fail_after_step_3(life: Any, event: tuple[Any, ...]) -> None:
+        if event == ("retire", 3):
+            raise OSError(5, "the machine is ill")
+
+    life = new_life(settings=TWO_STEPS, total_steps=6, at=fail_after_step_3)
+    with pytest.raises(OSError, match="the machine is ill"):
+        await life.live()
+    assert life.saved == [2]
+
+
+def test_rule_07_step_0_counts_as_a_checkpoint(tmp_path: Path) -> None:
+    seen = []
+    for step in (2, 4, 6):
+        make_checkpoint(tmp_path, step)
+        seen.append(kept_steps(tmp_path, 2))
+    assert seen == [[0, 2], [2, 4], [4, 6]]
+    assert KeptSteps(purged=0, last=3).newest_of([0]) == 0
+
+
 async def test_rule_07_a_stop_waits_for_the_end_of_a_version(new_life: NewLife) -> None:
     def stop_in_step_3(life: Any, event: tuple[Any, ...]) -> None:
         if event == ("retire", 3):
@@ -271,6 +303,45 @@ async def test_rule_09_purged_up_to_the_older_checkpoint_so_the_journal_does_not
     assert max(len(saved.records) for saved in prefixes(life.journal)) <= 3 * 2
 
 
+def make_checkpoint(folder: Path, step: int, *, is_whole: bool = True) -> Path:
+    """As far as its manifest and DONE go."""
+    path = folder / f"global_step_{step}"
+    path.mkdir(parents=True)
+    facts = {"format": FORMAT, "step": step, "version": step, "controllers": {}, "counters": {}, "files": {}}
+    content = json.dumps(facts).encode()
+    (path / "manifest.json").write_bytes(content if is_whole else content[:-1])
+    (path / "DONE").write_text(hashlib.blake2b(content, digest_size=16).hexdigest(), encoding="utf-8")
+    return path
+
+
+def test_rule_10_damaged_checkpoints_are_deleted_and_said(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, 2)
+    damaged, said = make_checkpoint(tmp_path, 4, is_whole=False), list[str]()
+    found = find_checkpoints(tmp_path)
+    assert [checkpoint.step for checkpoint in found.whole] == [2]
+    delete_damaged(found, said.append)
+    assert not damaged.exists()
+    assert kept_steps(tmp_path, 2) == [0, 2]
+    assert len(said) == 1
+    assert "global_step_4" in said[0]
+
+
+def test_rule_10_the_newest_weights_that_fit_the_journal_or_none() -> None:
+    steps = KeptSteps(purged=2, last=5)
+    assert [steps.newest_of([0, 2, 4]), steps.newest_of([0, 2]), steps.newest_of([5])] == [4, 2, 5]
+    with pytest.raises(CheckpointError, match="the journal begins after step 2, the newest whole checkpoint is of step 0"):
+        steps.newest_of([0])
+    with pytest.raises(CheckpointError, match="the journal ends with step 5, the newest whole checkpoint is of step 6"):
+        steps.newest_of([0, 2, 6])
+
+
+async def test_rule_10_a_restart_publishes_the_loaded_version_and_goes_on_by_the_records(new_life: NewLife) -> None:
+    life = await new_life(settings=ASYNC, at=leaving_at("learn", 4)).live()
+    again = await new_life(journal=life.left["learn", 4], step=2, settings=ASYNC).live()
+    assert again.events.index(("publish", 2)) < again.first("learn")
+    assert again.trained() == {step: life.trained()[step] for step in (3, 4)}
+
+
 # --- 11 to 14: after a restart ----------------------------------------------------------------------------------------------------
 
 
@@ -300,13 +371,12 @@ async def test_rule_13_an_evaluation_is_due_at_the_load_of_its_version_until_it_
     again = await new_life(journal=life.left["publish", 2], step=2, settings=EVALUATES, evaluates=True).live()
     assert [event[1] for event in again.of("evaluated")] == [2, 3, 4]
     done = await new_life(journal=life.journal.crash(), step=4, settings=EVALUATES, evaluates=True).live()
-    assert done.of("evaluated") == []
+    assert done.of("generate") == []
 
 
 async def test_rule_13_between_means_that_nothing_is_published_meanwhile(new_life: NewLife) -> None:
     life = await new_life(settings=EVALUATES, evaluates=True).live()
-    ours = {uid(number) for number in range(50)}
-    beside = [number for number, event in enumerate(life.events) if event[0] == "generate" and event[1].split("_")[0] not in ours]
+    beside = [number for number, event in enumerate(life.events) if event[0] == "generate" and event[1].startswith("val-")]
     assert beside
     for number in beside:
         until = next(after for after, event in enumerate(life.events) if after > number and event[0] == "evaluated")
@@ -338,6 +408,25 @@ async def test_rule_15_order_and_seeds_are_functions_of_numbers(new_life: NewLif
     retried = [(request, seed) for _, request, seed in again.of("generate")]
     assert len(retried) > len(set(retried)) > 0
     assert set(retried) <= {(request, seed) for _, request, seed in life.of("generate")}
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "data.train_batch_size": {"data": {"train_batch_size": 4}},
+    "rollout.n": {"rollout": {"n": 3}},
+    "max_staleness": {"trainer": {"mode": "async", "max_staleness": 2, "save_freq": 1000}},
+    "trainer.publish_freq": {"trainer": {"mode": "async", "max_staleness": 1, "publish_freq": 2, "save_freq": 1000}},
+    "updates_per_batch": {"actor": {"ppo_epochs": 2}, **ASYNC},
+}
+
+
+@pytest.mark.parametrize("fact", CHANGES)
+def test_rule_16_a_resume_refuses_another_meaning_of_a_step_or_bound(new_life: NewLife, fact: str) -> None:
+    run, changed = new_life(settings=ASYNC).run_config(), new_life(settings={**ASYNC, **CHANGES[fact]}).run_config()
+    rows, path = new_life().rows, Path("start.json")
+    start = Start(facts=facts_of(run, rows, "digest"), weights="digest")
+    refuse_changes(path, start, facts_of(run, rows, "digest"))
+    with pytest.raises(CheckpointError, match=f"began with {fact} = "):
+        refuse_changes(path, start, facts_of(changed, rows, "digest"))
 
 
 async def test_rule_17_a_step_that_never_ends_ends_the_run_with_its_keys(new_life: NewLife) -> None:
@@ -392,6 +481,12 @@ async def test_rule_19_new_calls_queue_while_a_publication_waits() -> None:
 
 class Weights:
     tensors: dict[str, torch.Tensor] = {}  # noqa: RUF012 -- of no tensor
+
+
+async def test_rule_20_the_numbers_of_a_step_are_written_before_its_checkpoint(new_life: NewLife) -> None:
+    """Whoever goes on from the checkpoint does not train the step again."""
+    life = await new_life(settings={"trainer": {"save_freq": 1}}).live()
+    assert all(life.first("numbers", step) < life.first("save", step) for step in range(1, 5))
 
 
 def test_rule_20_the_last_incarnation_of_a_step_counts(tmp_path: Path) -> None:
