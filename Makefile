@@ -39,9 +39,10 @@ train: $(READY) ## the quick start: data, warm start, reinforcement learning (SE
 test: $(READY) ## run the tests
 	@$(BIN)/python -m pytest -q
 
-endurance: $(READY) ## the long tests, and 500 processes killed in the middle of their puts
+endurance: $(READY) ## the long tests; 500 processes killed in the middle of their puts, 60 trainers at any moment
 	@$(BIN)/python -m pytest -q -m long
 	@$(BIN)/python tests/endurance/kill_cycles.py --cycles 500
+	@$(BIN)/python tests/endurance/kill_training.py --kills 60 --seed $(SEED)
 
 hunt: $(READY) ## simulated runs with all faults, until one shows a violation (SEEDS=0..999)
 	@$(BIN)/asyncrl simulate configs/sim/reference.toml --seeds $(SEEDS) --faults all
@@ -49,6 +50,7 @@ hunt: $(READY) ## simulated runs with all faults, until one shows a violation (S
 simulation: $(READY) ## the long suites of the simulator: seeds, determinism, awaits, planted bugs
 	@$(BIN)/asyncrl simulate configs/sim/smallest.toml --seeds 0..2999 --faults all
 	@$(BIN)/asyncrl simulate configs/sim/reference.toml --seeds 0..999 --faults all
+	@$(BIN)/asyncrl simulate configs/sim/async.toml --seeds 0..3999 --faults all
 	@$(BIN)/python -m asyncrl.simulation.determinism configs/sim/reference.toml --seeds 200
 	@$(BIN)/python -m asyncrl.simulation.await_coverage configs/sim/smallest.toml
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.simulation.planted.search
