@@ -262,7 +262,8 @@ class Steps:
         await self._produce(2 * step)
         await self._produce(2 * step + 1)
         await anext(self._watch)
-        if step <= AHEAD:
+        step -= AHEAD
+        if step < 1:
             return
         keys = [f"{lease.uid}_{lease.session_id}_0" for lease in self._sessions[:4]]
         del self._sessions[:4]
