@@ -78,6 +78,7 @@ class Evaluations:
         self._report = report
         self._total_steps = total_steps
         self._beside: asyncio.Task[None] | None = None
+        self._beside_version = -1
         self.has_failed = False
         """One that ran beside training has raised: its version is owed its numbers, which no later weights can give."""
 
@@ -110,10 +111,16 @@ class Evaluations:
         work = self._run_beside(self._measure, self._open_engine, snapshot, step, version)
         # Not a TaskGroup: it would cancel the trainer's step for what it is told at the next version.
         self._beside = asyncio.create_task(work, name=f"evaluation of version {version}")
+        self._beside_version = version
 
-    async def settle(self) -> None:
-        """Wait for the one that runs beside training; bounded by its deadline. Raises what it raised."""
+    async def settle(self, *, before: int | None = None) -> None:
+        """Wait for the one that runs beside training; bounded by its deadline. Raises what it raised.
+
+        before: only for one of a lower version. Who loads the weights of `before` can measure these again, and no older ones.
+        """
         if self._beside is None:
+            return
+        if before is not None and self._beside_version >= before and not self._beside.done():
             return
         await asyncio.wait({self._beside})  # not the task itself: who is cut short here has not ended it
         task, self._beside = self._beside, None

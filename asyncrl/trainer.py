@@ -84,6 +84,8 @@ class Trainer:
     """Groups that a restart has found half done."""
     _saved: int = field(default=0, init=False)
     _kept: list[int] = field(default_factory=list, init=False)
+    _recorded: int = field(default=0, init=False)
+    """Steps up to this one are repeated."""
     _is_updating: bool = field(default=False, init=False)
     _doing: str = field(default="", init=False)
     """For the record of what ends the run: `sample`, `publish`, `checkpoint`, `evaluation`, or a stage's name."""
@@ -129,7 +131,7 @@ class Trainer:
             if not self.agents.has_failed:
                 raise
             await self._save()  # the agents failed while it was written; they cancel this task once
-        except AsyncRLError as second:  # the first is what ended the run, and is raised
+        except (AsyncRLError, OSError) as second:  # the first is what ended the run, and is raised
             self.sight.say(f"no checkpoint of step {self.step} could be left: {second}")
         self._doing = doing
         self.sight.say(f"the run failed; step {self._saved} is what --resume goes on from")
@@ -150,7 +152,7 @@ class Trainer:
 
     async def _steps(self) -> None:
         """All steps that are left, with what is due between them."""
-        recorded = self.queue.last_step
+        recorded = self._recorded = self.queue.last_step
         if self.step < recorded:
             self.sight.say(
                 f"steps {self.step + 1} to {recorded} are repeated on the batches that they had, before anything is generated"
@@ -168,7 +170,8 @@ class Trainer:
             if self._ends_version:
                 await self._keep_version()
                 await self._evaluate()
-        await self.evaluations.settle()
+        async with until(self.stop):
+            await self.evaluations.settle()
 
     async def _keep_version(self) -> None:
         """A checkpoint where one is due; the journal forgets what none needs any more."""
@@ -200,7 +203,9 @@ class Trainer:
             self.agents.resume(each.prompt, each.found)
         while True:
             await self.admission.wait_for_place()
-            await self.world.site("trainer.admit")  # places are taken by nobody else: this one is still free afterwards
+            await self.world.site("trainer.admit")
+            if not self.admission.has_place:  # nobody else takes places, but the run may have come to its end
+                continue
             prompt = self.feed.take(self.engine.version)
             if prompt is None:
                 self.replay.close_feed()
@@ -268,7 +273,8 @@ class Trainer:
         return until(self.stop) if self._ends_version else nullcontext()
 
     async def _check_sample(self, scope: StepScope) -> None:
-        may_lack = self.run.replay.failed_groups == "train_partial"
+        # What a step was recorded with it keeps, whatever has become of the key since.
+        may_lack = self.run.replay.failed_groups == "train_partial" or scope.context.step <= self._recorded
         await check_sample(
             scope, group_size=self.run.rollout.n, max_staleness=self.admission.max_staleness, may_lack_sessions=may_lack
         )
@@ -312,7 +318,7 @@ class Trainer:
         evaluations are synced on their own: what was learned need not be lost as well.)"""
         if self._saved != self.step and self._ends_version:
             self._doing = "checkpoint"
-            await self.evaluations.settle()
+            await self.evaluations.settle(before=self.version)
             if self.queue.failure is None:
                 await self.queue.sync()
             self._kept = await self.save(self.step)

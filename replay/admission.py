@@ -72,6 +72,7 @@ class Admission:
         self._num_admitted = found.num_admitted
         self._num_trained = found.num_trained
         self._num_dropped: Counter[str] = Counter(found.num_dropped)
+        self._is_closed = False
         self.changed = Signal()
         """Notified at every admission, drop, record and publication."""
 
@@ -107,7 +108,7 @@ class Admission:
 
     @property
     def has_place(self) -> bool:
-        return self.num_alive + self.num_recorded + 1 <= self._limit and self._is_wanted
+        return not self._is_closed and self.num_alive + self.num_recorded + 1 <= self._limit and self._is_wanted
 
     @property
     def _is_wanted(self) -> bool:
@@ -170,6 +171,10 @@ class Admission:
         self._alive[uid] = None
         self._num_admitted += 1
         self.changed.notify()
+
+    def close(self) -> None:
+        """No group is admitted any more: the run is at its end."""
+        self._is_closed = True
 
     def drop(self, uid: str, reason: str) -> None:
         """Decide not to train a group; frees its place. Raises AdmissionError unless it is alive."""

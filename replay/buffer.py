@@ -192,7 +192,9 @@ class ReplayBuffer:
         return groups
 
     def _break(self, reason: BaseException) -> None:
+        """`sample` will raise it, a long step later perhaps: what would fail until then has no place, and costs no row its turn."""
         self._broken = reason
+        self._admission.close()
         self._admission.changed.notify()
 
     # --- sample
@@ -213,13 +215,14 @@ class ReplayBuffer:
         except DeadlineError as error:
             raise StalledError(str(error)) from error
         batch = self._batch(uids)
+        held = self._queue.recorded(step)
+        self._check_tries(step, batch, held.tries if held is not None else 0)
         # The store acts at once, and none of these groups can go from then on: who is cut short in this wait samples them again.
-        tries = await self._queue.record(step, batch.keys, partition_id=self._partition_id)
+        await self._queue.record(step, batch.keys, partition_id=self._partition_id)
         if step > self._admission.last_step:
             self._admission.record(step, uids)
         else:
             self._admission.take_again(step)
-        self._check_tries(step, batch, tries)
         return batch
 
     def _is_recorded(self, step: int) -> bool:
@@ -240,9 +243,10 @@ class ReplayBuffer:
         return uids
 
     def _check_tries(self, step: int, batch: KVBatchMeta, tries: int) -> None:
-        if tries > self._max_tries:
+        """Before one more is counted: a step that is refused has not begun."""
+        if tries >= self._max_tries:
             raise PoisonedStepError(
-                f"step {step} was begun {tries - 1} times and never came to its end (trainer.max_step_tries = {self._max_tries}): "
+                f"step {step} was begun {tries} times and never came to its end (trainer.max_step_tries = {self._max_tries}): "
                 "something in its batch may end the process; raise the key to try again; "
                 f"its {len(batch.keys)} keys: {', '.join(batch.keys)}"
             )

@@ -60,6 +60,7 @@ class Verdicts:
             )
         if policy == "train_partial" and len(group.sessions) >= min(LEAST_SESSIONS, self._group_size):
             self.num_partial += 1
+            self._failures_in_a_row = 0
             log.warning("group %s goes on with %d of its sessions: %s", group.uid, len(group.sessions), group.failure)
             return True
         self._failures_in_a_row += 1

@@ -188,6 +188,20 @@ async def test_the_next_one_waits_for_the_one_before(make: MakeBench) -> None:
     assert bench.events.index("recorded 3") < bench.events.index("opened", 1)
 
 
+async def test_a_checkpoint_waits_for_evaluations_of_older_weights_alone(make: MakeBench) -> None:
+    gate = asyncio.Event()
+    bench = make(gated(gate), where="snapshot", test_freq=1)
+    await bench.evaluations.run_if_due(3, 3)
+    await bench.evaluations.settle(before=3)  # who loads version 3 measures it again
+    assert "recorded 3" not in bench.events
+    older = asyncio.ensure_future(bench.evaluations.settle(before=4))
+    await asyncio.wait({older}, timeout=0.02)
+    assert not older.done()
+    gate.set()
+    await older
+    assert bench.events[-1] == "recorded 3"
+
+
 async def test_who_is_cut_short_while_it_waits_has_not_ended_the_evaluation(make: MakeBench) -> None:
     gate = asyncio.Event()
     bench = make(gated(gate), where="snapshot", test_freq=1)

@@ -31,6 +31,8 @@ class TurnGate:
         self._timeout_s = publish_timeout_s
         self._report = report
         self._num_publishing = 0
+        self._num_swapping = 0
+        self._num_swap_beats = 0
         self._num_waiting = 0
         self._num_in_flight = 0
         self._is_open = asyncio.Event()
@@ -48,7 +50,10 @@ class TurnGate:
 
     @property
     def beats(self) -> int:
-        return self._engine.beats
+        """Those of the engine. A swap of weights has a deadline of its own and no steps: each look during it hears a beat, and so
+        does the first one after it, for the calls at the gate have missed nothing."""
+        self._num_swap_beats += bool(self._num_swapping)
+        return self._engine.beats + self._num_swap_beats
 
     async def generate(self, request: GenerateRequest) -> Generation:
         await self._wait_for_gate()
@@ -76,11 +81,19 @@ class TurnGate:
         self._is_open.clear()
         try:
             await self._drain(version)
-            await self._engine.publish(version, snapshot)
+            await self._swap(version, snapshot)
         finally:
             self._num_publishing -= 1
             if not self._num_publishing:
                 self._is_open.set()
+
+    async def _swap(self, version: int, snapshot: WeightSnapshot) -> None:
+        self._num_swapping += 1
+        try:
+            await self._engine.publish(version, snapshot)
+        finally:
+            self._num_swapping -= 1
+            self._num_swap_beats += 1
 
     async def _drain(self, version: int) -> None:
         try:

@@ -233,6 +233,7 @@ async def test_too_many_failures_in_a_row_end_the_run_with_the_last_error(start_
         with pytest.raises(TooManyFailuresError):
             await rig.replay.sample(1, 2)
         assert rig.queue.stats()["keys"] == 0
+        assert not rig.admission.has_place, "what else failed until somebody samples would count against its row"
 
 
 class Twice(TransferQueue):

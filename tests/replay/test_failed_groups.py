@@ -33,6 +33,18 @@ async def test_a_failed_group_with_one_session_has_nobody_to_be_compared_with(st
         assert rig.replay.stats()["partial"] == 0
 
 
+async def test_a_group_that_is_trained_on_in_part_ends_the_row_of_failures(start_rig: StartRig, settled: Settled) -> None:
+    async with start_rig(batch_size=2, failed_groups="train_partial", max_failed=2) as rig:
+        for lost, partial in (("a", "b"), ("c", "d")):
+            await rig.admit(lost)
+            await rig.fail(lost, num_done=0)
+            await settled()
+            await rig.admit(partial)
+            await rig.fail(partial, num_done=2)
+            await settled()
+        assert (await rig.replay.sample(1, 2)).uids == ("b", "b", "d", "d")
+
+
 async def test_a_failed_group_may_end_the_run_and_stays_in_the_store(start_rig: StartRig) -> None:
     async with start_rig(batch_size=1, failed_groups="abort") as rig:
         sampling = asyncio.create_task(rig.replay.sample(1, 1))

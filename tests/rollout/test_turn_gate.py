@@ -1,6 +1,7 @@
 """The turn gate: a turn ends under the weights that it began with, and nobody starves."""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -146,6 +147,25 @@ def test_past_its_deadline_a_publication_goes_on_in_flight_and_says_so() -> None
     (incident,) = told
     assert (str(incident.kind), incident.what, incident.limit) == ("deadline", "publish", "rollout.publish_timeout_s")
     assert incident.text == "version 3 waited rollout.publish_timeout_s = 5 s for 1 generate calls, which go on under it"
+
+
+def test_who_listens_hears_a_swap_of_any_length_and_its_end_but_no_wait_for_calls_that_hang() -> None:
+    async def main() -> Any:
+        gate = TurnGate(Inner(publish_s=25.0), publish_timeout_s=20.0)
+        hanging = asyncio.create_task(call(gate, "hanging", 10_000))
+        await asyncio.sleep(1.0)
+        publishing = asyncio.create_task(gate.publish(1, Weights()))
+        heard = [gate.beats]
+        for _ in range(6):
+            await asyncio.sleep(10.0)
+            heard.append(gate.beats)
+        for task in (hanging, publishing):
+            task.cancel()
+            await asyncio.wait({task})
+        return [after > before for before, after in itertools.pairwise(heard)]
+
+    # waits for 20 s, swaps for 25 s
+    assert run_virtual(main) == [False, True, True, True, True, False]
 
 
 def test_the_gate_opens_again_whatever_becomes_of_a_publication() -> None:
