@@ -94,7 +94,7 @@ def simulate(
     """
     machine, log = Machine(scenario=varied(scenario, seed)), EventLog(keep=keep_events, digests=digest)
     outcome = Outcome(seed=seed, machine=machine, watcher=watcher or Watcher(), log=log)
-    run = _Run(outcome, order, armed_kinds(seed, faults), Oracles() if oracles else None, observers, awaits)
+    run = _Run(outcome, scenario, order, armed_kinds(seed, faults), Oracles() if oracles else None, observers, awaits)
     try:
         with _quiet():
             run.to_end((at,) if isinstance(at, ResumeFault) else tuple(at or ()))
@@ -121,6 +121,7 @@ class _Run:
     def __init__(
         self,
         outcome: Outcome,
+        usual: Scenario,
         order: Order,
         armed: dict[FaultKind, float],
         oracles: Oracles | None,
@@ -136,6 +137,8 @@ class _Run:
         self._observers = observers
         self._machine = outcome.machine
         self._scenario = outcome.machine.scenario
+        self._usual = usual
+        """As it is before a seed varies it."""
         self._graves = Graves()
 
     def to_end(self, at: Sequence[ResumeFault]) -> None:
@@ -184,10 +187,10 @@ class _Run:
         return self._armed if self._machine.num_lives <= FAULTY_LIVES else {}
 
     def expected_turns(self) -> int:
-        """Turns of the loop in a life without faults, where a fault may end this one early; else 0."""
+        """Turns of the loop in a life without faults, more or less, where a fault may end this one early; else 0."""
         armed = self._armed_now()
         ends_early = FaultKind.CRASH in armed or FaultKind.SIGTERM in armed
-        return _turns_of(self._scenario.model_dump_json()) if ends_early else 0
+        return _turns_of(self._usual.model_dump_json()) if ends_early else 0
 
     def plan(self, loop: VirtualLoop, stop: Stop, seed: int, at: Sequence[ResumeFault], expected_turns: int) -> FaultPlan:
         """The faults of a life."""
@@ -323,6 +326,6 @@ def _told(error: BaseException | None) -> str:
 def _turns_of(scenario: str) -> int:
     """Turns of the loop that the scenario, as JSON, takes without a fault."""
     outcome = Outcome(seed=0, machine=Machine(scenario=Scenario.model_validate_json(scenario)), watcher=Watcher(), log=EventLog())
-    life = _Life(_Run(outcome, Order.TASKS, {}, None, ()), outcome, 0, ())
+    life = _Life(_Run(outcome, outcome.machine.scenario, Order.TASKS, {}, None, ()), outcome, 0, ())
     life.run()
     return life.loop.turns
