@@ -1,15 +1,20 @@
 """The event loop of a command: uvloop where it is installed, else asyncio's own; either way it ends.
 
 cli -> [event_loop] -> run. `asyncio.run` waits at its end for every task that is left, for ever if one catches its cancellation, as
-a tool, agent loop or reward function of somebody else's may. Here they get a moment, are named, and are left behind. And what stops
-the loop without being on it, the garbage collector, is kept for what grows.
+a tool, agent loop or reward function of somebody else's may. Here they get a moment, are named, and are left behind. So are threads
+that still work: Python's own end would not survive them. And what stops the loop without being on it, the garbage collector, is
+kept for what grows.
 """
 
 import asyncio
 import gc
 import logging
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+import os
+import sys
+import threading
+import time
+from collections.abc import Collection, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 log = logging.getLogger(__name__)
@@ -19,9 +24,16 @@ T = TypeVar("T")
 END_TIMEOUT_S = 5.0
 """Seconds that what is left of a run gets to end, at its end or at the second Ctrl-C: enough to end reward processes."""
 
-COLLECT_AFTER = (50_000, 20, 100)
-"""Thresholds of the collector. A thousand live sessions are 300,000 objects: to walk them takes 0.25 s, in which nothing else runs.
-Sessions leave no cycles, so their objects come and go by their counts. What does grow by 50,000 objects is looked at in 0.1 s."""
+OURS = "asyncrl-"
+"""How names of our threads begin: world, engine, journal and loop watch."""
+
+THREADS_TIMEOUT_S = 0.5
+"""Seconds that threads without work get to end: they have been told to."""
+
+COLLECT_AFTER = (200_000, 10, 10)
+"""Thresholds of the collector. A thousand live sessions are 300,000 objects: to walk them takes 0.25 s, in which nothing else runs,
+and with Python's own thresholds that is every few seconds. Neither sessions nor steps leave cycles: their objects go by their counts,
+and what is left of others' may wait until it is this many."""
 
 
 def run_loop(main: Coroutine[None, None, T], *, end_timeout_s: float = END_TIMEOUT_S) -> T:
@@ -49,6 +61,23 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+def leave_threads(code: int, before: Collection[threading.Thread]) -> None:
+    """End the process here, with exit code `code`, when a thread of ours that is not in `before` still works; else return.
+
+    At Python's own end such a thread is stopped where it stands. Inside of torch this aborts the process, with the exit code of a
+    crash. What Python does before that (its output, its children) is for the caller: reward processes end with the run.
+    """
+    until_s = time.monotonic() + THREADS_TIMEOUT_S
+    left = [thread for thread in threading.enumerate() if thread.name.startswith(OURS) and thread not in before]
+    for thread in left:
+        thread.join(max(until_s - time.monotonic(), 0))
+    if any(thread.is_alive() for thread in left):
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):  # a closed one, or none
+                stream.flush()
+        os._exit(code)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
