@@ -357,7 +357,7 @@ def checkpoint_before_the_evaluation() -> Iterator[None]:
         yield
 
 
-async def _at_once() -> None:
+async def _at_once(**named: Any) -> None:
     return
 
 
