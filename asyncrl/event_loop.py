@@ -32,8 +32,8 @@ THREADS_TIMEOUT_S = 0.5
 
 COLLECT_AFTER = (200_000, 10, 10)
 """Thresholds of the collector. A thousand live sessions are 300,000 objects: to walk them takes 0.25 s, in which nothing else runs,
-and with Python's own thresholds that is every few seconds. Neither sessions nor steps leave cycles: their objects go by their counts,
-and what is left of others' may wait until it is this many."""
+and with Python's own thresholds that is every few seconds. Neither sessions nor steps leave cycles: their objects go by their
+counts, and what others leave may wait until it is this many."""
 
 
 def run_loop(main: Coroutine[None, None, T], *, end_timeout_s: float = END_TIMEOUT_S) -> T:
