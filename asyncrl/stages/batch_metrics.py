@@ -51,10 +51,9 @@ def _staleness(versions: Sequence[torch.Tensor], version: int) -> dict[str, floa
     behind = version - sampled[sampled >= 0]  # -1: no policy sampled it
     if not len(behind):
         return {}
-    found, counts = behind.unique(return_counts=True)
-    shares = zip(found.tolist(), (counts / len(behind)).tolist(), strict=True)
+    shares = {number: count / len(behind) for number, count in enumerate(behind.bincount().tolist()) if count}
     spread = {"staleness/mean": float(behind.double().mean()), "staleness/max": float(behind.max())}
-    return {**spread, **{f"staleness/share_{number}": share for number, share in shares}}
+    return {**spread, **{f"staleness/share_{number}": share for number, share in shares.items()}}
 
 
 def _reward_extras(extra_fields: Sequence[dict[str, Json]]) -> dict[str, float]:
