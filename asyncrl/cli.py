@@ -9,6 +9,7 @@ import json
 import logging
 import shutil
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
@@ -18,7 +19,7 @@ import typer
 from asyncrl import __version__
 from asyncrl.config import SFTRun, TrainRun, load_run, to_toml
 from asyncrl.errors import AsyncRLError
-from asyncrl.event_loop import run_loop
+from asyncrl.event_loop import leave_threads, run_loop
 from asyncrl.journal.summary import render, summarize
 from asyncrl.observe.trace_command import TraceFormat, render_trace, write_output
 from asyncrl.wording import first_of, named_message_of
@@ -262,6 +263,15 @@ def _terminal_width() -> int | None:
 
 def main() -> NoReturn:
     """Entry point: errors become one line and an exit code (2: the user's input, 3: the run)."""
+    before = threading.enumerate()
+    try:
+        _run_command()
+    except SystemExit as end:
+        leave_threads(end.code if isinstance(end.code, int) else int(end.code is not None), before)
+        raise
+
+
+def _run_command() -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name of a folder that the terminal has no characters for
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

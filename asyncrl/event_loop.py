@@ -25,7 +25,7 @@ END_TIMEOUT_S = 5.0
 """Seconds that what is left of a run gets to end, at its end or at the second Ctrl-C: enough to end reward processes."""
 
 OURS = "asyncrl-"
-"""How names of our threads begin: world, engine, journal and loop watch."""
+"""How the names of threads begin that do work: of world, engine and journal."""
 
 THREADS_TIMEOUT_S = 0.5
 """Seconds that threads without work get to end: they have been told to."""

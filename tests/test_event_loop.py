@@ -3,11 +3,14 @@
 import asyncio
 import gc
 import logging
+import subprocess
+import sys
+import threading
 from contextlib import suppress
 
 import pytest
 
-from asyncrl.event_loop import COLLECT_AFTER, rare_collections, run_loop
+from asyncrl.event_loop import COLLECT_AFTER, leave_threads, rare_collections, run_loop
 
 
 async def _hold_on() -> None:
@@ -88,3 +91,36 @@ def test_collections_are_rare_inside_the_block_and_as_before_after_it() -> None:
         assert gc.get_freeze_count() > 0
         raise ZeroDivisionError
     assert gc.get_threshold() == before
+
+
+_LATE = """
+import sys, threading, torch
+from asyncrl import cli
+started = threading.Event()
+def work():
+    a = torch.ones(1200, 1200, requires_grad=True)
+    while True:
+        started.set()
+        (a @ a).sum().backward()
+def command(**_):
+    threading.Thread(target=work, name="asyncrl-model-0", daemon=True).start()
+    started.wait()
+    print("said")
+    raise cli.AsyncRLError("it failed")
+cli.app = command
+cli.main()
+"""
+
+
+def test_a_thread_inside_of_torch_does_not_change_how_a_process_ends() -> None:
+    """Python's own end would stop it there, and the process aborts: exit code -6 or -11 instead of 3."""
+    done = subprocess.run([sys.executable, "-c", _LATE], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said\n", "error: it failed\n")
+
+
+def test_threads_that_end_leave_the_end_to_python() -> None:
+    before = threading.enumerate()
+    go = threading.Event()
+    threading.Thread(target=go.wait, name="asyncrl-files-0", daemon=True).start()
+    threading.Timer(0.01, go.set).start()
+    leave_threads(3, before)  # it returns: what would end the process is over
