@@ -9,17 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asyncrl.agents.prompts import PROMPT_FIELDS, prompt_fields, prompt_of, prompt_tag
 from asyncrl.agents.token_builder import TokenBuilder, as_sampled
 from asyncrl.agents.tool_agent import ToolAgent
 from asyncrl.config import TrainRun
 from asyncrl.errors import EngineError, FieldError
-from asyncrl.fields import CATALOGUE, TAGS
+from asyncrl.fields import CATALOGUE
 from asyncrl.journal.model import JournalDisk, MemoryJournal
-from asyncrl.keys import TRAIN, GroupLease
-from asyncrl.ports import GenerateRequest, GroupStatus, Prompt
+from asyncrl.keys import TRAIN
+from asyncrl.ports import GenerateRequest, Prompt
+from asyncrl.recovery import open_groups
 from asyncrl.tools import FunctionTool, Tool
-from asyncrl.transfer_queue import GroupUnderWay, TransferQueue
+from asyncrl.transfer_queue import TransferQueue
 
 NewRun = Callable[..., TrainRun]
 Rig = Any  # the fixtures' classes live in conftest, which is no module
@@ -27,11 +27,6 @@ Virtual = Callable[..., Any]
 COLUMNS = [name for name, entry in CATALOGUE.items() if entry.is_of_row]
 
 # --- lives of one journal ---------------------------------------------------------------------------------------------------------
-
-
-async def prompt_in(queue: TransferQueue, found: GroupUnderWay) -> Prompt:
-    columns = await queue.kv_batch_get([found.uid], partition_id=TRAIN, fields=PROMPT_FIELDS)
-    return prompt_of(found.uid, found.tag, {name: columns.get(name).tolist()[0] for name in PROMPT_FIELDS})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,11 +48,10 @@ class Lives:
             runner = self.rig.runner(queue, self.rig.engine(self.script), self.run, self.tools)
             self.wrap(runner)
             async with runner:
-                found = queue.groups_under_way(TRAIN)
-                if not found:
+                for group in await open_groups(queue):
+                    runner.resume(group.prompt, group.found)
+                if not queue.groups_under_way(TRAIN):
                     runner.start(self.prompt)
-                elif not found[0].is_settled:
-                    runner.resume(await prompt_in(queue, found[0]), found[0])
                 await (runner.join() if until is None else until.wait())
                 self.stats = runner.stats()
             return await self._left(queue)
@@ -105,7 +99,7 @@ def script_of(turns: list[list[str]]) -> Callable[[GenerateRequest], str]:
 SESSIONS = st.lists(st.lists(st.sampled_from(sorted(TURNS)), min_size=1, max_size=5), min_size=1, max_size=2)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     turns=SESSIONS,
     agent=st.fixed_dictionaries(
@@ -131,21 +125,24 @@ def test_a_session_that_was_cut_anywhere_comes_to_what_it_would_have(
     expected, requests = in_virtual_time(first)
     assert expected[0]["a1"]["status"] == "finished"
     for cut in range(whole.num_entries + 1):
+        disk = whole.copy()
+        disk.keep(cut)
+        for again in (cut * 7, None):  # a second crash, in the life after the first
 
-        async def second(rig: Rig, cut: int = cut) -> Any:
-            disk = whole.copy()
-            disk.keep(cut)
-            num_turns = {key: len(kept) for key, kept in disk.saved.turns.items()}
-            found = await Lives(rig=rig, run=run, prompt=prompt, script=script_of(turns)).live(disk)
-            return found, list(map(asked, rig.requests)), num_turns
+            async def next_life(rig: Rig, disk: JournalDisk = disk) -> Any:
+                num_turns = {f"a1_{number}": len(kept) for (_, number), kept in disk.saved.turns.items()}
+                found = await Lives(rig=rig, run=run, prompt=prompt, script=script_of(turns)).live(disk)
+                return found, list(map(asked, rig.requests)), num_turns
 
-        found, again, num_turns = in_virtual_time(second, seed=cut)
-        assert found == expected
-        assert set(again) <= set(requests)
-        for (_, session), number in num_turns.items():  # what is kept is not generated again
-            assert not [
-                entry[0] for entry in again if entry[0].startswith(f"a1_{session}_") and int(entry[0].split("_")[2]) < number
-            ]
+            found, asked_again, num_turns = in_virtual_time(next_life, seed=cut)
+            assert found == expected
+            assert set(asked_again) <= set(requests)
+            for request_id, *_ in asked_again:  # what is kept is not generated again
+                session, turn = request_id.split("_")[1:3]
+                assert int(turn) >= num_turns.get(f"a1_{session}", 0)
+            if again is not None:
+                disk = disk.copy()
+                disk.keep(again % (disk.num_entries + 1))
 
 
 async def test_a_single_turn_that_is_kept_is_scored_and_not_sampled_again(rig: Rig, prompt: Prompt, new_run: NewRun) -> None:
@@ -373,105 +370,3 @@ def test_the_greedy_session_of_a_resumed_group_runs_again(in_virtual_time: Virtu
     tags, requests, num_before = in_virtual_time(main)
     assert (tags["a1"]["status"], num_before) == ("finished", 3)
     assert [request.sampling.temperature for request in requests] == [0.0]  # the others had their turn
-
-
-# --- leaving ----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("leave_s", [0.0, 0.5, 1.5, 3.0, 5.5, 7.0])
-def test_a_runner_that_is_left_writes_nothing(leave_s: float, in_virtual_time: Virtual, prompt: Prompt, new_run: NewRun) -> None:
-    """At any moment: while its prompt is rendered, in a turn, in a tool, in a back-off, in the reward."""
-    run = new_run(agent={"max_attempts": 2, "retry_backoff_s": 2.0}, rollout={"n": 2}, algorithm={"adv_estimator": "remax"})
-
-    async def slow() -> str:
-        """Be slow."""
-        await asyncio.sleep(1.0)
-        return "ok"
-
-    async def main(rig: Rig) -> Any:
-        left = [EngineError("gone")]
-
-        def script(request: GenerateRequest) -> str:
-            if left and request.sampling.temperature:
-                raise left.pop()
-            return '<tool_call>{"name": "slow", "arguments": {}}</tool_call>' if request.request_id.endswith("_0") else "3"
-
-        rig.scorer.delay_s = 5.0
-        disk = JournalDisk()
-        journal = MemoryJournal(disk=disk)
-        async with TransferQueue(journal, journal.load()) as queue:
-            async with rig.runner(queue, rig.engine(script), run, {"slow": FunctionTool(slow)}) as runner:
-                runner.start(prompt)
-                await asyncio.sleep(leave_s)
-                num_entries = disk.num_entries
-            assert disk.num_entries == num_entries
-        journal = MemoryJournal(disk=disk)
-        (found,) = TransferQueue(journal, journal.load()).groups_under_way(TRAIN)
-        return found, rig
-
-    found, rig = in_virtual_time(main)
-    assert not found.is_settled
-    assert found.tag["status"] in (GroupStatus.PENDING, GroupStatus.RUNNING)
-    assert "failure" not in found.tag
-    assert ("failure", "session") not in rig.told()
-
-
-# --- prompts ----------------------------------------------------------------------------------------------------------------------
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False)
-    | st.text(st.characters(codec="utf-8")),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3),
-    max_leaves=8,
-)
-OBJECTS = st.dictionaries(st.text(st.characters(codec="utf-8")), JSON, max_size=3)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    truth=JSON,
-    info=OBJECTS,
-    kwargs=OBJECTS,
-    columns=OBJECTS,
-    version=st.integers(0, 9),
-    number=st.integers(0, 99),
-    row=st.integers(-1, 9),
-)
-def test_a_prompt_comes_back_from_the_store_as_it_was(
-    truth: Any, info: Any, kwargs: Any, columns: Any, version: int, number: int, row: int
-) -> None:
-    before = Prompt(
-        uid="a1",
-        messages=[{"role": "user", "content": "?"}],
-        data_source="test",
-        ground_truth=truth,
-        extra_info=info,
-        tools_kwargs=kwargs,
-        columns=columns,
-        global_steps=version,
-        number=number,
-        row=row,
-    )
-
-    async def through_the_store() -> Prompt:
-        journal = MemoryJournal()
-        async with TransferQueue(journal) as queue:
-            lease = GroupLease(uid="a1")
-            await queue.admit(lease, partition_id=TRAIN, cursor=number + 1, tag=prompt_tag(before), fields=prompt_fields(before))
-            (found,) = queue.groups_under_way(TRAIN)
-            return await prompt_in(queue, found)
-
-    assert asyncio.run(through_the_store()) == before
-
-
-def test_of_a_row_what_is_no_json_is_left_out_of_its_other_columns(prompt: Prompt) -> None:
-    odd = replace(prompt, columns={"good": [1], "date": object(), "bytes": [{"a": b"x"}], "huge": 2**64, "names": {1: 2}})
-    assert prompt_fields(odd)["row_columns"] == {"good": [1]}
-
-
-def test_columns_and_tags_of_a_prompt_are_in_the_catalogue(prompt: Prompt) -> None:
-    assert set(PROMPT_FIELDS) <= set(CATALOGUE)
-    assert set(prompt_tag(prompt)) <= {name for name, tag in TAGS.items() if tag.on in ("prompt", "both")}
