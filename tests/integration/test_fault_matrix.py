@@ -209,13 +209,13 @@ async def test_a_fault_ends_no_run_loses_nothing_and_is_named(
         assert max(numbers) >= 2, numbers  # both sessions; and a turn after the answer
 
 
-def remove_journal_when(version: int, journal: Path) -> Callable[[Rollout], Rollout]:
+def remove_journal_at(number: int, journal: Path) -> Callable[[Rollout], Rollout]:
     def equip(rollout: Rollout) -> Rollout:
         template = rollout.template
         assert isinstance(template, ChatTemplate)
 
         async def answer(request: GenerateRequest) -> Sequence[int]:
-            if engine.version == version:
+            if engine.beats >= number:
                 journal.unlink(missing_ok=True)  # noqa: ASYNC240 -- a moment, in a test
             await asyncio.sleep(0)
             return template.encode_assistant(f"it is {request.seed % 7}")
@@ -235,7 +235,7 @@ def exit_code(error: AsyncRLError) -> int:
 async def test_a_journal_that_fails_ends_the_run_with_its_name(opened: Opened, config: Path, tmp_path: Path, mode: str) -> None:
     journal = tmp_path / "runs/small/journal.db"
     with pytest.raises(AsyncRLError, match=r"journal\.db cannot be written: it was removed") as raised:
-        async with opened(config, *SETTINGS, *MODES[mode], equip=remove_journal_when(1, journal)) as trainer:
+        async with opened(config, *SETTINGS, *MODES[mode], equip=remove_journal_at(5, journal)) as trainer:
             await trainer.fit()
     assert exit_code(raised.value) == 3
     trainer.admission.check_conservation()
