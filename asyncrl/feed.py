@@ -72,7 +72,8 @@ class Feed:
                 prompt = to_prompt(self._dataset[position], uid=self._world.uid(number), global_steps=global_steps, number=number)
                 return replace(prompt, row=position)
         raise GroupsExhaustedError(
-            f"all {self.num_rows} rows of data.train_files are in quarantine (replay.quarantine_after): none is left to train on"
+            f"all {self.num_rows} rows of data.train_files are in quarantine: none is left to train on; mend what failed, and go "
+            "on by --resume with a higher replay.quarantine_after, or 0"
         )
 
     def _row_at(self, number: int) -> int:

@@ -12,6 +12,7 @@ evaluation said of its weights stays, as these are the same and are not evaluate
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -55,6 +56,8 @@ class MetricsLog:
         line = {**own, **{name: _finite_or_none(value) for name, value in numbers.items()}}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
+        if any(name.startswith(EVALUATION) for name in metrics):
+            os.fsync(self._file.fileno())  # the journal will say that they are there, and be synced: none is measured twice
         if self._events:
             self._events.write(step, now, numbers)
 

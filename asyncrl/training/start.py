@@ -32,7 +32,7 @@ class Start:
 
 
 def facts_of(run: TrainRun, rows: Rows, digest: str) -> dict[str, Fact]:
-    """The meaning of a step, the staleness bound, and the order of the feed. digest: of the rows."""
+    """The meaning of a step, the staleness bound, the order of the feed, and what rows have. digest: of the rows."""
     return {
         "data.train_batch_size": run.data.train_batch_size,
         "data.shuffle": run.data.shuffle,
@@ -44,6 +44,7 @@ def facts_of(run: TrainRun, rows: Rows, digest: str) -> dict[str, Fact]:
         "rows of data.train_files": len(rows),
         "digest of data.train_files": digest,
         "a critic": run.has_critic,
+        "a greedy session": run.needs_baseline,
     }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,16 @@ def test_any_numbers_make_a_standard_line(tmp_path_factory: pytest.TempPathFacto
     expected = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     assert json.loads(line, parse_constant=no_constants) == {"step": 3, "wall_time": 5.0, "incarnation": 0, **expected}
     assert read_metrics(folder.metrics) == [{"step": 3, "wall_time": 5.0, "incarnation": 0, **expected}]
+
+
+def test_what_an_evaluation_said_outlives_the_machine(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with MetricsLog(folder) as log:
+        log.log(1, {"score": 1.0})
+        assert not synced
+        log.log(1, {"eval/greedy/success": 1.0})
+        assert len(synced) == 1
 
 
 def test_a_line_is_on_disk_when_log_returns(folder: RunFolder) -> None:

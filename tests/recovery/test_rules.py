@@ -416,6 +416,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "max_staleness": {"trainer": {"mode": "async", "max_staleness": 2, "save_freq": 1000}},
     "trainer.publish_freq": {"trainer": {"mode": "async", "max_staleness": 1, "publish_freq": 2, "save_freq": 1000}},
     "updates_per_batch": {"actor": {"ppo_epochs": 2}, **ASYNC},
+    "a greedy session": {"algorithm": {"adv_estimator": "remax"}},
 }
 
 
