@@ -215,9 +215,9 @@ def remove_journal_at(number: int, journal: Path) -> Callable[[Rollout], Rollout
         assert isinstance(template, ChatTemplate)
 
         async def answer(request: GenerateRequest) -> Sequence[int]:
+            await asyncio.sleep(0)
             if engine.beats >= number:
                 journal.unlink(missing_ok=True)  # noqa: ASYNC240 -- a moment, in a test
-            await asyncio.sleep(0)
             return template.encode_assistant(f"it is {request.seed % 7}")
 
         engine = ScriptedEngine(answer, context_len=400, decode=template.decode)
