@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+
 from asyncrl.agents.loop import AgentLoopOutput, SessionContext, StopCause, output_of
 from asyncrl.agents.tool_calls import ToolCall
 from asyncrl.ports import Prompt
@@ -135,6 +137,7 @@ async def test_async_with_a_bound_of_0_is_sync_byte_for_byte(opened: Opened, con
     assert len(set(sync.batches)) == STEPS
 
 
+@pytest.mark.long
 async def test_a_bound_of_1_is_not_sync(opened: Opened, config: Path) -> None:
     """The comparison can tell the two apart."""
     sync = await trained(opened, config, 0, "trainer.mode=sync")

@@ -136,7 +136,7 @@ FAULTS: dict[str, Fault] = {
     "cancelled session": Fault(deed=be_cancelled, told="cancelled"),
     "cancelled session and its task": Fault(deed=be_ended, told="cancelled", names_session=False),
 }
-QUICK = {("engine error", "async"), ("tool hang", "async"), ("cancelled session", "async"), ("empty generation", "sync")}
+QUICK = {("engine error", "async"), ("tool hang", "async"), ("cancelled session", "async")}
 """In every run of the tests; the others are long, and their kinds are tested in sync mode elsewhere."""
 
 CELLS = [
