@@ -32,7 +32,15 @@ from functools import partial
 
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.config import TrainRun
-from asyncrl.errors import AlgorithmError, AsyncRLError, DeadlineError, JournalWriteError, StalledError, StrayCancelError
+from asyncrl.errors import (
+    AlgorithmError,
+    AsyncRLError,
+    DeadlineError,
+    GroupFailedError,
+    JournalWriteError,
+    StalledError,
+    StrayCancelError,
+)
 from asyncrl.evaluations import Evaluations
 from asyncrl.feed import Feed
 from asyncrl.keys import StepLease
@@ -154,9 +162,8 @@ class Trainer:
         """All steps that are left, with what is due between them."""
         recorded = self._recorded = self.queue.last_step
         if self.step < recorded:
-            self.sight.say(
-                f"steps {self.step + 1} to {recorded} are repeated on the batches that they had, before anything is generated"
-            )
+            steps = f"steps {self.step + 1} to {recorded}" if self.step + 1 < recorded else f"step {recorded}"
+            self.sight.say(f"repeated before anything is generated, on what was recorded: {steps}")
         self._open_generation(recorded)
         await self._evaluate()
         while self.step < self.total_steps:
@@ -383,5 +390,5 @@ def _incident_of(error: AsyncRLError, doing: str, step: int) -> Incident:
     kind = IncidentKind.DEADLINE if isinstance(error, DeadlineError) else IncidentKind.FAILURE
     kind = IncidentKind.STALL if isinstance(error, StalledError) else kind
     what = doing if doing in ("sample", "publish", "checkpoint", "evaluation") else "stage"
-    what = "journal" if isinstance(error, JournalWriteError) else what
+    what = "journal" if isinstance(error, JournalWriteError) else "group" if isinstance(error, GroupFailedError) else what
     return Incident(kind=kind, what=what, text=str(error), state=doing, step=step)

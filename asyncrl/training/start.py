@@ -39,7 +39,7 @@ def facts_of(run: TrainRun, rows: Rows, digest: str) -> dict[str, Fact]:
         "rollout.n": run.rollout.n,
         "trainer.seed": run.trainer.seed,
         "trainer.publish_freq": run.publish_freq,
-        "max_staleness": run.max_staleness,
+        "trainer.max_staleness (0 in sync mode)": run.max_staleness,
         "updates_per_batch": run.updates_per_batch,
         "rows of data.train_files": len(rows),
         "digest of data.train_files": digest,
@@ -99,7 +99,7 @@ def refuse_changes(path: Path, start: Start, facts: Mapping[str, Fact]) -> None:
         if name not in start.facts or start.facts[name] != value:
             raise CheckpointError(
                 f"--resume: {path} says that the run began with {name} = {start.facts.get(name)}, now it is {value}; a run cannot "
-                "change it"
+                "change it: put it back, or start a new run without --resume"
             )
 
 

@@ -88,7 +88,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "rollout.n = 2, now it is 4": {"rollout": {"n": 4}},
     "trainer.seed = 1, now it is 2": {"trainer": {"seed": 2}},
     "trainer.publish_freq = 1, now it is 2": {"trainer": {"publish_freq": 2, "save_freq": 2}},
-    "max_staleness = 0, now it is 3": {"trainer": {"mode": "async", "max_staleness": 3}},
+    r"trainer.max_staleness \(0 in sync mode\) = 0, now it is 3": {"trainer": {"mode": "async", "max_staleness": 3}},
     "updates_per_batch = 1, now it is 2": {"actor": {"ppo_epochs": 2}},
     "a critic = False, now it is True": {"algorithm": {"adv_estimator": "gae"}},
 }
@@ -102,7 +102,9 @@ def test_a_run_cannot_change_what_its_steps_and_its_bound_mean(change: str, make
     start = Start(facts=facts, weights="")
     refuse_changes(Path("start.json"), start, facts)
     changed = {section: {**base.get(section, {}), **keys} for section, keys in {**base, **CHANGES[change]}.items()}
-    with pytest.raises(CheckpointError, match=f"start.json says that the run began with {change}; a run cannot change it"):
+    with pytest.raises(
+        CheckpointError, match=f"start.json says that the run began with {change}; a run cannot change it: put it back, or start"
+    ):
         refuse_changes(Path("start.json"), start, facts_of(make_run(model, **changed), ROWS, "d"))
 
 
