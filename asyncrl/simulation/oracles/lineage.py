@@ -25,18 +25,20 @@ class TrainedOnce(Oracle):
         self._checkpoints = ground.machine.checkpoints
         self._written: dict[int, int] = {}
         """Step -> number of the entry that recorded it."""
-        self._last = self._last_relied_on = 0
-        """The last entry of a step or an evaluation; and of those that a checkpoint takes for granted: records and evaluations."""
+        self._last = self._last_noted = 0
+        """The last entry of a step or an evaluation; and of an evaluation."""
         self._to_sync = (0, 0)
-        """Of both, before the last checkpoint was asked for."""
+        """Before the last checkpoint was asked for: that entry, and the last one that a checkpoint takes for granted though the journal
+        has failed: of the records up to its step, and of evaluations."""
         self._learned = {uid for step in ground.lineage for uid in step}
         """Groups in the weights of this life."""
 
     def entry(self, changes: Changes) -> None:
-        if changes.records or "evaluated" in changes.counted:
+        is_noted = changes.counted.get("evaluated", 0) > 0
+        if changes.records or is_noted:
             self._last = changes.number
-        if "evaluated" in changes.counted or any(after.tries for _, after in changes.records):
-            self._last_relied_on = changes.number
+        if is_noted:
+            self._last_noted = changes.number
         for before, after in changes.records:
             if before is not None and (before.keys, before.uids, before.row_ids) != (after.keys, after.uids, after.row_ids):
                 self.fail(f"the record of step {after.step} was changed: {len(before.keys)} keys, then {len(after.keys)}")
@@ -89,7 +91,8 @@ class TrainedOnce(Oracle):
             self.fail(f"step {step} is repeated with {len(record.keys)} keys; a life before had learned from {len(before)} others")
 
     def saving(self, step: int) -> None:
-        self._to_sync = self._last, self._last_relied_on
+        records = [number for recorded, number in self._written.items() if recorded <= step]
+        self._to_sync = self._last, max([self._last_noted, *records])
 
     def turn(self) -> None:
         ground = self.ground
