@@ -28,8 +28,8 @@ class TrainedOnce(Oracle):
         self._last = self._last_noted = 0
         """The last entry of a step or an evaluation; and of an evaluation."""
         self._to_sync = (0, 0)
-        """Before the last checkpoint was asked for: that entry, and the last one that a checkpoint takes for granted though the journal
-        has failed: of the records up to its step, and of evaluations."""
+        """Before the last checkpoint was asked for: that entry; and the last one that a checkpoint takes for granted though the
+        journal has failed: of the records up to its step, and of evaluations."""
         self._learned = {uid for step in ground.lineage for uid in step}
         """Groups in the weights of this life."""
 
