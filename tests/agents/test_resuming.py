@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.agents.token_builder import TokenBuilder, as_sampled
@@ -99,7 +99,12 @@ def script_of(turns: list[list[str]]) -> Callable[[GenerateRequest], str]:
 SESSIONS = st.lists(st.lists(st.sampled_from(sorted(TURNS)), min_size=1, max_size=5), min_size=1, max_size=2)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(  # not shrunk: an example is dozens of lives, and its scripts are short
+    max_examples=8,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     turns=SESSIONS,
     agent=st.fixed_dictionaries(
