@@ -23,6 +23,9 @@ Position = tuple[int, int, int]
 """(session, turn, position in the turn)."""
 
 
+SessionAttempt = tuple[int, int]
+
+
 @dataclass(slots=True, kw_only=True)
 class Memory:
     """Of one run."""
@@ -30,8 +33,8 @@ class Memory:
     book: Book = field(default_factory=Book)
     keys: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Step -> the keys that weights have learned from."""
-    calls: dict[str, dict[int, list[Call]]] = field(default_factory=dict)
-    """uid -> session -> the calls of its attempt so far."""
+    calls: dict[str, dict[SessionAttempt, list[Call]]] = field(default_factory=dict)
+    """uid -> (session, attempt) -> its calls so far. A crash may take a retry back, so those of lower attempts stay."""
     seeds: dict[str, dict[Position, int]] = field(default_factory=dict)
     """uid -> call -> the seed that it was asked with first."""
     measured: set[int] = field(default_factory=set)

@@ -34,18 +34,24 @@ class TokenInTokenOut(Oracle):
     def __init__(self, ground: Ground) -> None:
         super().__init__(ground)
         self._calls = ground.memory.calls
-        """uid -> session -> the calls of its attempt so far."""
+        """uid -> (session, attempt) -> its calls so far."""
         self._num_trained = ground.run.rollout.n
 
     def begin(self) -> None:
         """What was said in a turn that was not kept was not said."""
         for uid, sessions in self._calls.items():
-            leases = self.ground.shadow.leases.get(uid, {})
-            for session_id, calls in sessions.items():
-                lease = leases.get(session_id)
-                if lease is None or lease.is_open:
-                    kept = self.ground.shadow.turns.get(uid, {}).get(session_id, 0)
-                    calls[:] = [call for call in calls if call.turn < kept]
+            for (session_id, attempt), calls in list(sessions.items()):
+                kept = self.ground.shadow.turns.get(uid, {}).get(session_id, 0)
+                calls[:] = [call for call in calls if call.turn < kept and attempt == self._attempt_of(uid, session_id)]
+
+    def _attempt_of(self, uid: str, session_id: int) -> int:
+        """-1: of a session that no lease speaks of, a greedy one beside the others."""
+        lease = self.ground.shadow.leases.get(uid, {}).get(session_id)
+        return -1 if lease is None else lease.attempt
+
+    def _calls_of(self, uid: str, session_id: int) -> list[Call]:
+        """Of the attempt under way."""
+        return self._calls.setdefault(uid, {}).setdefault((session_id, self._attempt_of(uid, session_id)), [])
 
     # --- what the engine said
 
@@ -54,9 +60,9 @@ class TokenInTokenOut(Oracle):
             return
         uid, session, turn, *position = request.request_id.split("_")
         call = Call(int(turn), int(position[0]) if position else 0, list(request.prompt_ids), generation)
-        calls = self._calls.setdefault(uid, {}).setdefault(int(session), [])
+        calls = self._calls_of(uid, int(session))
         if calls and int(session) >= self._num_trained and (call.turn, call.position) == (0, 0):
-            calls.clear()  # a greedy session beside the others, which no lease speaks of
+            calls.clear()  # another attempt of a greedy session
         self._check_order(request.request_id, calls[-1] if calls else None, call)
         self._check_context(request.request_id, calls[-1] if calls else None, call)
         self._check_versions(request.request_id, calls[-1] if calls else None, generation)
@@ -111,15 +117,12 @@ class TokenInTokenOut(Oracle):
                 self._check_row(row)
         for turn in changes.turns:
             self._check_turn(turn.put)
-        for before, after in changes.leases:
-            if before is not None and after.attempt > before.attempt:
-                self._calls.get(after.uid, {}).pop(after.session_id or 0, None)
         for uid in changes.ended:
             self.ground.memory.end_group(changes.number, uid)
 
     def _check_turn(self, put: PutTurn) -> None:
         """A turn is kept as what its calls said, before anything follows it."""
-        calls = self._calls.get(put.uid, {}).get(put.session_id, [])
+        calls = self._calls_of(put.uid, put.session_id)
         of_turn = [call.answer for call in calls if call.turn == put.turn]
         said = array.array("q", [id_ for answer in of_turn for id_ in answer.token_ids]).tobytes()
         versions = array.array("i", [version for answer in of_turn for version in answer.token_versions()]).tobytes()
@@ -133,7 +136,7 @@ class TokenInTokenOut(Oracle):
 
     def _check_row(self, row: ShadowRow) -> None:
         key, uid, session_id = row.entry.key, row.entry.uid, row.entry.session_id
-        calls = self._calls.get(uid, {}).get(session_id or 0, [])
+        calls = self._calls.get(uid, {}).get((session_id or 0, row.entry.attempt), [])
         if not calls:
             self.fail(f"key {key!r} was written, but no engine answered its session")
         expected = expected_of(calls)
