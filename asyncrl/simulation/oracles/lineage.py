@@ -25,11 +25,13 @@ class TrainedOnce(Oracle):
         self._checkpoints = ground.machine.checkpoints
         self._written: dict[int, int] = {}
         """Step -> number of the entry that recorded it."""
-        self._last = self._last_noted = 0
-        """The last entry of a step or an evaluation; and of an evaluation."""
+        self._last = 0
+        """The last entry of a step or an evaluation."""
+        self._noted: dict[int, int] = {}
+        """Version -> number of the entry that noted its evaluation."""
         self._to_sync = (0, 0)
         """Before the last checkpoint was asked for: that entry; and the last one that a checkpoint takes for granted though the
-        journal has failed: of the records up to its step, and of evaluations."""
+        journal has failed: of the records up to its step, and of evaluations of older versions."""
         self._learned = {uid for step in ground.lineage for uid in step}
         """Groups in the weights of this life."""
 
@@ -38,7 +40,7 @@ class TrainedOnce(Oracle):
         if changes.records or is_noted:
             self._last = changes.number
         if is_noted:
-            self._last_noted = changes.number
+            self._noted[self.ground.shadow.counters["evaluated"]] = changes.number
         for before, after in changes.records:
             if before is not None and (before.keys, before.uids, before.row_ids) != (after.keys, after.uids, after.row_ids):
                 self.fail(f"the record of step {after.step} was changed: {len(before.keys)} keys, then {len(after.keys)}")
@@ -92,7 +94,8 @@ class TrainedOnce(Oracle):
 
     def saving(self, step: int) -> None:
         records = [number for recorded, number in self._written.items() if recorded <= step]
-        self._to_sync = self._last, max([self._last_noted, *records])
+        noted = [number for version, number in self._noted.items() if version < self.ground.version_of(step)]
+        self._to_sync = self._last, max([*records, *noted], default=0)
 
     def turn(self) -> None:
         ground = self.ground
