@@ -35,7 +35,7 @@ from asyncrl.training.checkpoint import Checkpoint, delete_damaged, find_checkpo
 from asyncrl.training.critic import Critic
 from asyncrl.training.export import export_model
 from asyncrl.training.model import load_model
-from asyncrl.training.start import Start, check_weights, facts_of, read_start, refuse_changes, weights_digest, write_start
+from asyncrl.training.start import Start, check_model, facts_of, model_digest, read_start, refuse_changes, write_start
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.transfer_queue.opening import open_queue
 from asyncrl.wiring import Edges, Rollout, open_controller, open_measure, stages_of
@@ -232,7 +232,7 @@ async def _save(
 def _new_folder(run: TrainRun, rows: RLHFDataset) -> RunFolder:
     folder = create_run_folder(run.trainer.default_local_dir, run.trainer.experiment_name)
     folder.write_config(run)
-    write_start(folder.start, Start(facts=facts_of(run, rows, rows.digest), weights=weights_digest(run)))
+    write_start(folder.start, Start(facts=facts_of(run, rows, rows.digest), model=model_digest(run)))
     return folder
 
 
@@ -263,6 +263,7 @@ class Weights:
         path = self.folder.start
         start = read_start(path)
         refuse_changes(path, start, facts_of(self.run, self.rows, self.rows.digest))
+        check_model(path, start, self.run)
         found = find_checkpoints(self.folder.checkpoints)
         whole = {checkpoint.step: checkpoint for checkpoint in found.whole}
         try:
@@ -270,8 +271,6 @@ class Weights:
         except CheckpointError as error:
             damaged = "".join(f"; damaged: {reason}" for reason in found.damaged.values())
             raise CheckpointError(f"--resume: {self.folder.path}: {error}{damaged}") from None
-        if step == 0:
-            check_weights(path, start, self.run)
         delete_damaged(found, log.warning)
         self.checkpoint = whole.get(step)
         log.info("resuming %s after step %d", self.folder.path, step)

@@ -3,7 +3,8 @@
 assembly -> [start] -> <run folder>/start.json -> --resume
 
 It is written before anything is admitted, so a run folder without it has nothing to go on with. The initial weights are not copied:
-they are those of `model.path`, and of the critic's folder, as long as the digest of their files is the same.
+they are those of `model.path`, and of the critic's folder, as long as the digest of their files is the same. Tokenizer and chat
+template count as well: other ones would give the kept ids another meaning. A folder that was moved is the same.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from asyncrl.errors import CheckpointError, CheckpointFormatError
 from asyncrl.ports import Rows
 from asyncrl.training.disk import Disk
 
-FORMAT = 1
+FORMAT = 2
 """Rises when an older version could not read what this one writes."""
 
 Fact = int | str | bool
@@ -25,10 +26,10 @@ Fact = int | str | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """facts: what must be the same at a resume. weights: digest of the files of the initial weights."""
+    """facts: what must be the same at a resume. model: digest of the model's files, `model_digest`."""
 
     facts: Mapping[str, Fact]
-    weights: str
+    model: str
 
 
 def facts_of(run: TrainRun, rows: Rows, digest: str) -> dict[str, Fact]:
@@ -48,31 +49,38 @@ def facts_of(run: TrainRun, rows: Rows, digest: str) -> dict[str, Fact]:
     }
 
 
-def weights_digest(run: TrainRun) -> str:
-    """32 hex digits over the weights files and config.json of `model.path`, and of the critic's folder where the run has one.
+_WEIGHTS = ("config.json", "*.safetensors", "*.bin")
+_TOKENIZER = ("tokenizer*", "*.model", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*chat_template*")
 
-    Blocking: reads all of it.
-    """
-    folders = [Path(run.model.path)] + ([Path(run.critic_model.path)] if run.has_critic else [])
+
+def model_digest(run: TrainRun) -> str:
+    """32 hex digits over weights, config.json, tokenizer and chat template of the policy, and the critic's weights where there is
+    one. Blocking: reads all of it."""
     digest = hashlib.blake2b(digest_size=16)
-    for folder in folders:
-        for path in _weights_files(folder):
-            digest.update(f"{path.name} {path.stat().st_size}".encode())
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, hashlib.blake2b).digest())
+    for path in _model_files(run):
+        digest.update(f"{path.name} {path.stat().st_size}".encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, hashlib.blake2b).digest())
     return digest.hexdigest()
 
 
-def _weights_files(folder: Path) -> Iterable[Path]:
-    names = ("config.json", "*.safetensors", "*.bin")
-    return sorted({path for name in names for path in folder.glob(name)})
+def _model_files(run: TrainRun) -> list[Path]:
+    model = run.model
+    folders = [(model.path, _WEIGHTS), (model.tokenizer_path or model.path, _TOKENIZER)]
+    folders += [(run.critic_model.path, _WEIGHTS)] if run.has_critic else []
+    files = [path for folder, names in folders for path in _found(Path(folder), names)]
+    return [*files, *([Path(model.chat_template)] if model.chat_template else [])]
+
+
+def _found(folder: Path, names: Iterable[str]) -> list[Path]:
+    return sorted({path for name in names for path in folder.glob(name) if path.is_file()})
 
 
 def write_start(path: Path, start: Start, disk: Disk | None = None) -> None:
     """Whole or not at all, and on disk when it returns."""
     disk = disk or Disk()
     draft = path.with_name(path.name + ".new")
-    content = {"format": FORMAT, "facts": dict(start.facts), "weights": start.weights}
+    content = {"format": FORMAT, "facts": dict(start.facts), "model": start.model}
     disk.write(draft, json.dumps(content, indent=1).encode())
     disk.rename(draft, path)
     disk.sync_folder(path.parent)
@@ -84,7 +92,7 @@ def read_start(path: Path) -> Start:
         content = json.loads(path.read_bytes())
         if content["format"] != FORMAT:
             raise CheckpointFormatError(f"{path}: has format {content['format']}; this version reads format {FORMAT}")
-        return Start(facts=dict(content["facts"]), weights=str(content["weights"]))
+        return Start(facts=dict(content["facts"]), model=str(content["model"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -103,11 +111,11 @@ def refuse_changes(path: Path, start: Start, facts: Mapping[str, Fact]) -> None:
             )
 
 
-def check_weights(path: Path, start: Start, run: TrainRun) -> None:
-    """Raises CheckpointError unless the initial weights are those that the run began with. Blocking."""
-    if weights_digest(run) != start.weights:
+def check_model(path: Path, start: Start, run: TrainRun) -> None:
+    """Raises CheckpointError unless model, tokenizer and chat template are those that the run began with. Blocking."""
+    if model_digest(run) != start.model:
         where = f"model.path = {run.model.path!r}" + (f" or the critic's {run.critic_model.path!r}" if run.has_critic else "")
         raise CheckpointError(
-            f"--resume: {path} says that the run began with other weights than {where} has now, and it has no checkpoint to go on "
-            "from; put them back, or start a new run without --resume"
+            f"--resume: {path} says that the run began with other weights, tokenizer or chat template than {where} has now; "
+            "put them back, or start a new run without --resume"
         )

@@ -141,18 +141,20 @@ async def test_a_run_folder_without_a_start_is_passed_over(config: Path, caplog:
         await train(config, resume=True)
 
 
-async def test_other_initial_weights_are_refused_where_they_would_be_used(config: Path, tmp_path: Path) -> None:
+async def test_another_model_is_refused_and_a_moved_one_is_not(config: Path, tmp_path: Path) -> None:
     model = Path(load_run(TrainRun, config).model.path)
     shutil.copytree(model, tmp_path / "mine")
-    mine = (f"model.path={tmp_path}/mine", "trainer.max_ckpt_to_keep=3")
-    folder = await train(config, *mine, "trainer.total_training_steps=1")
-    weights = tmp_path / "mine/model.safetensors"
+    await train(config, f"model.path={tmp_path}/mine", "trainer.total_training_steps=1")
+    (tmp_path / "mine").rename(tmp_path / "moved")
+    moved = (f"model.path={tmp_path}/moved", "trainer.total_training_steps=2")
+    await train(config, *moved, resume=True)
+    weights = tmp_path / "moved/model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    await train(config, *mine, "trainer.total_training_steps=2", resume=True)  # it has a checkpoint
-    shutil.rmtree(folder / "checkpoints")
-    with pytest.raises(CheckpointError, match=r"began with other weights than model\.path = '.*mine' has now"):
-        await train(config, *mine, "trainer.total_training_steps=2", resume=True)
+    with pytest.raises(
+        CheckpointError, match=r"began with other weights, tokenizer or chat template than model\.path = '.*moved' has"
+    ):
+        await train(config, *moved, resume=True)
 
 
 async def test_a_checkpoint_older_than_the_journal_is_refused(config: Path, tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import pytest
 from asyncrl.config import TrainRun
 from asyncrl.errors import CheckpointError, CheckpointFormatError
 from asyncrl.training.disk import Disk
-from asyncrl.training.start import Start, check_weights, facts_of, read_start, refuse_changes, weights_digest, write_start
+from asyncrl.training.start import Start, check_model, facts_of, model_digest, read_start, refuse_changes, write_start
 
 MakeModel = Callable[..., Path]
 MakeRun = Callable[..., TrainRun]
 ROWS: list[dict[str, Any]] = [{}] * 7
-START = Start(facts={"rollout.n": 4, "a critic": False, "trainer.seed": 0}, weights="ab")
+START = Start(facts={"rollout.n": 4, "a critic": False, "trainer.seed": 0}, model="ab")
 
 
 def test_what_is_written_comes_back_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -67,9 +67,7 @@ def test_a_crash_leaves_it_whole_or_away(tmp_path: Path) -> None:
     write_start(path, START, DyingDisk(3))
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"{}", b'{"format": 1}', b'{"format": 1, "facts": 3, "weights": ""}', b"\xff"]
-)
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"format": 2}', b'{"format": 2, "facts": 3, "model": ""}', b"\xff"])
 def test_one_that_is_not_what_was_written_is_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "start.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"start\.json cannot be read \(\w+: .*\); start a new run without --resume$"):
@@ -77,8 +75,8 @@ def test_one_that_is_not_what_was_written_is_one_line(tmp_path: Path, content: b
 
 
 def test_one_of_another_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "start.json").write_text(json.dumps({"format": 99, "facts": {}, "weights": ""}))
-    with pytest.raises(CheckpointFormatError, match="has format 99; this version reads format 1"):
+    (tmp_path / "start.json").write_text(json.dumps({"format": 99, "facts": {}, "model": ""}))
+    with pytest.raises(CheckpointFormatError, match="has format 99; this version reads format 2"):
         read_start(tmp_path / "start.json")
 
 
@@ -99,7 +97,7 @@ def test_a_run_cannot_change_what_its_steps_and_its_bound_mean(change: str, make
     model = make_model()
     base: dict[str, Any] = {"data": {"train_batch_size": 8}, "rollout": {"n": 2}}
     facts = facts_of(make_run(model, **base), ROWS, "d")
-    start = Start(facts=facts, weights="")
+    start = Start(facts=facts, model="")
     refuse_changes(Path("start.json"), start, facts)
     changed = {section: {**base.get(section, {}), **keys} for section, keys in {**base, **CHANGES[change]}.items()}
     with pytest.raises(
@@ -110,14 +108,14 @@ def test_a_run_cannot_change_what_its_steps_and_its_bound_mean(change: str, make
 
 def test_a_run_cannot_change_its_rows(make_model: MakeModel, make_run: MakeRun) -> None:
     run = make_run(make_model())
-    start = Start(facts=facts_of(run, ROWS, "d"), weights="")
+    start = Start(facts=facts_of(run, ROWS, "d"), model="")
     for rows, digest, text in (
         (ROWS[1:], "d", "rows of data.train_files = 7, now it is 6"),
         (ROWS, "e", "digest .* = d, now it is e"),
     ):
         with pytest.raises(CheckpointError, match=text):
             refuse_changes(Path("start.json"), start, facts_of(run, rows, digest))
-    older = Start(facts={name: fact for name, fact in start.facts.items() if name != "rollout.n"}, weights="")
+    older = Start(facts={name: fact for name, fact in start.facts.items() if name != "rollout.n"}, model="")
     with pytest.raises(CheckpointError, match=r"began with rollout\.n = None"):
         refuse_changes(Path("start.json"), older, start.facts)
 
@@ -132,27 +130,27 @@ def test_what_may_change_does(make_model: MakeModel, make_run: MakeRun) -> None:
 def test_the_initial_weights_are_those_of_the_files(make_model: MakeModel, make_run: MakeRun, tmp_path: Path) -> None:
     model = make_model()
     run = make_run(model)
-    start = Start(facts={}, weights=weights_digest(run))
-    check_weights(tmp_path, start, run)
+    start = Start(facts={}, model=model_digest(run))
+    check_model(tmp_path, start, run)
     (model / "README.md").write_text("not a weight")
-    check_weights(tmp_path, start, run)
+    check_model(tmp_path, start, run)
     weights = next(model.glob("*.safetensors"))
-    for path in (weights, model / "config.json"):
+    for path in (weights, model / "config.json", model / "tokenizer.json"):
         content = path.read_bytes()
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(CheckpointError, match=r"began with other weights than model\.path = .* has now"):
-            check_weights(tmp_path, start, run)
+        with pytest.raises(CheckpointError, match=r"other weights, tokenizer or chat template than model\.path = .* has now"):
+            check_model(tmp_path, start, run)
         path.write_bytes(content)
     weights.rename(model / "other.safetensors")
     with pytest.raises(CheckpointError, match="other weights"):
-        check_weights(tmp_path, start, run)
+        check_model(tmp_path, start, run)
 
 
 def test_the_critics_weights_count_as_well(make_model: MakeModel, make_run: MakeRun) -> None:
     model, other = make_model(), make_model(seed=3)
-    plain = weights_digest(make_run(model))
+    plain = model_digest(make_run(model))
     found = {
-        weights_digest(make_run(model, algorithm={"adv_estimator": "gae"}, critic={"model_path": str(path)} if path else {}))
+        model_digest(make_run(model, algorithm={"adv_estimator": "gae"}, critic={"model_path": str(path)} if path else {}))
         for path in ("", model, other)
     }
     assert len(found | {plain}) == 3, "a critic from the policy's own folder is one of two equal folders"
