@@ -13,6 +13,7 @@ SMALLEST = {
     "advantages": "--rows 64 --tokens 64 --repeats 1 --all",
     "generate": "--repeats 1",
     "grpo_step": "--rounds 1 --threads 1",
+    "loop_lag": "--sessions 16 --seconds 1 --warm-start 2",
     "sample_latency": "--groups 32 --samples 2",
     "simulation": "--seeds 1 --repeats 1",
     "tool_loop": "--prompts 2 --gens 2 --turns 1 --latency 0.01 --repeats 1",
