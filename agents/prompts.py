@@ -6,19 +6,15 @@ Place: feed -> runner -> [prompts] -> TransferQueue, and at a restart TransferQu
 from collections.abc import Mapping
 
 from asyncrl.fields import Tag
-from asyncrl.ports import GroupStatus, Json, Prompt
+from asyncrl.ports import GroupStatus, Json, Prompt, not_json
 
 PROMPT_FIELDS = ("raw_prompt", "data_source", "ground_truth", "extra_info", "tools_kwargs", "row_columns")
 """Columns of a prompt's key, to be read for `prompt_of`."""
 
-_ATOMS = frozenset({type(None), bool, float, str})
-_LARGEST = 2**64
-"""Whole numbers of more bits are no JSON values of the store."""
-
 
 def prompt_fields(prompt: Prompt) -> dict[str, Json]:
     """Values of the prompt's row. Of `columns`, what JSON cannot carry (a date of a parquet file, say) is left out."""
-    columns = {name: value for name, value in prompt.columns.items() if _is_json(value)}
+    columns = {name: value for name, value in prompt.columns.items() if not_json(value) is None}
     values = (prompt.messages, prompt.data_source, prompt.ground_truth, prompt.extra_info, prompt.tools_kwargs, columns)
     return dict(zip(PROMPT_FIELDS, values, strict=True))
 
@@ -48,13 +44,3 @@ def prompt_of(uid: str, tag: Tag, fields: Mapping[str, Json]) -> Prompt:
         number=int(tag["number"]),
         row=int(tag["row"]),
     )
-
-
-def _is_json(value: Json) -> bool:
-    if type(value) in _ATOMS:
-        return True
-    if type(value) is int:
-        return -_LARGEST // 2 <= value < _LARGEST
-    if type(value) is dict:
-        return all(type(name) is str and _is_json(entry) for name, entry in value.items())
-    return type(value) is list and all(map(_is_json, value))

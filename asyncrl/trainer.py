@@ -378,9 +378,9 @@ async def give_weights(version: int, actor: Policy, engine: RolloutEngine, run: 
     """Put the actor's weights into the engine as `version`. Raises DeadlineError when either of them takes too long."""
     snapshot = await world.offload(actor.snapshot, version, pool="model", timeout_s=run.trainer.stage_timeout_s)
     limit_s = run.rollout.publish_timeout_s
-    if not run.rollout.in_flight_updates:
-        limit_s *= 2  # the gate takes as long at most for the calls in flight
     late = f"the engine did not take version {version} within rollout.publish_timeout_s = {limit_s:g} s"
+    if not run.rollout.in_flight_updates:
+        limit_s *= 2  # before the engine is asked, the gate waits as long at most for the calls in flight
     async with within(limit_s, lambda: late):
         await engine.publish(version, snapshot)
 

@@ -32,6 +32,7 @@ from asyncrl.ports import (
     Topology,
     ValueFunction,
     World,
+    ignore_incident,
 )
 from asyncrl.recovery import found_groups, open_groups
 from asyncrl.replay import Admission, ReplayBuffer
@@ -221,14 +222,21 @@ def stages_of(
     return stages
 
 
-async def open_measure(run: TrainRun, rows: Rows | None, rollout: Rollout, world: World, stack: AsyncExitStack) -> Measure | None:
+async def open_measure(
+    run: TrainRun,
+    rows: Rows | None,
+    rollout: Rollout,
+    world: World,
+    stack: AsyncExitStack,
+    report: Report = ignore_incident,
+) -> Measure | None:
     """Runs the modes of `run.eval` on the rows and gives their `eval/<mode>/*` numbers; None when there is nothing to run."""
     modes = modes_of(run.eval)
     if rows is None or not modes:
         return None
     prompts = eval_prompts(rows)
     tools = await stack.enter_async_context(ToolRunner(rollout.tools, run.agent, world))
-    pairs = [(mode, _eval_parts(run, rollout, tools, world, mode.sampling)) for mode in modes]
+    pairs = [(mode, _eval_parts(run, rollout, tools, world, mode.sampling, report)) for mode in modes]
     for _, parts in pairs:
         stack.push_async_callback(parts.guests.close)
 
@@ -246,7 +254,7 @@ async def open_evaluation(
 ) -> Evaluations:
     """The evaluations of a run; leaving the stack ends the one that runs."""
     evaluations = Evaluations(
-        await open_measure(run, edges.val_rows, edges.rollout, edges.world, stack),
+        await open_measure(run, edges.val_rows, edges.rollout, edges.world, stack, report),
         run=run,
         world=edges.world,
         policy=edges.policy,
@@ -261,7 +269,16 @@ async def open_evaluation(
     return evaluations
 
 
-def _eval_parts(run: TrainRun, rollout: Rollout, tools: ToolRunner, world: World, sampling: SamplingParams) -> SessionParts:
+def _eval_parts(
+    run: TrainRun, rollout: Rollout, tools: ToolRunner, world: World, sampling: SamplingParams, report: Report
+) -> SessionParts:
     return session_parts(
-        run, engine=rollout.engine, scorer=rollout.scorer, template=rollout.template, tools=tools, world=world, sampling=sampling
+        run,
+        engine=rollout.engine,
+        scorer=rollout.scorer,
+        template=rollout.template,
+        tools=tools,
+        world=world,
+        sampling=sampling,
+        report=report,
     )

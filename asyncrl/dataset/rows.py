@@ -9,8 +9,8 @@ from asyncrl.dataset.mapping import map_ground_truth, map_prompt
 from asyncrl.dataset.messages import check_messages, refuse_media
 from asyncrl.dataset.readers import SourceRow, gc_paused, read_table
 from asyncrl.errors import DataError
-from asyncrl.ports import Json, Messages, Prompt, copied
-from asyncrl.wording import kind_of, named_message_of, names_shown
+from asyncrl.ports import Json, Messages, Prompt, copied, not_json
+from asyncrl.wording import kind_of, named_message_of, names_shown, shown
 
 Row = dict[str, Json]
 
@@ -128,7 +128,17 @@ def _make_row(source: SourceRow, number: int, config: DataConfig) -> Row:
     row["index"] = next((value for value in (info.get("index"), row.get("index")) if value is not None), number)
     for name in ("tools_kwargs", "interaction_kwargs"):
         row[name] = _object(info, name, f"{source.place}: extra_info.") or _object(row, name, f"{source.place}: ")
+    _refuse_unkept(row, source.place)
     return row
+
+
+def _refuse_unkept(row: Row, place: str) -> None:
+    """What sessions and rewards read is kept in the journal, as JSON: a restart must find it as it was."""
+    read = [("ground_truth", row["reward_model"]["ground_truth"]), *((name, row[name]) for name in ("extra_info", "tools_kwargs"))]
+    for name, whole in read:
+        if (found := not_json(whole, name)) is not None:
+            part, value = found
+            raise DataError(f"{place}: {part} is {kind_of(value)} ({shown(value)}); turn it into a text or a number that JSON has")
 
 
 def _take_prompt(row: Row, source: SourceRow, config: DataConfig) -> Messages:

@@ -29,7 +29,7 @@ from asyncrl.ports.training import (
     Topology,
     ValueFunction,
 )
-from asyncrl.ports.values import Decode, Json, Messages, copied
+from asyncrl.ports.values import Decode, Json, Messages, copied, not_json
 from asyncrl.ports.world import World
 
 __all__ = [
@@ -68,5 +68,6 @@ __all__ = [
     "WeightSnapshot",
     "World",
     "copied",
+    "not_json",
     "ignore_incident",
 ]

@@ -23,6 +23,27 @@ def copied(value: Json) -> Json:
     return copy.deepcopy(value)
 
 
+_LARGEST = 2**64
+"""Whole numbers of more bits are no JSON values of the store."""
+
+
+def not_json(value: Json, name: str = "") -> tuple[str, Json] | None:
+    """The first part of a value that no JSON can carry, such as a date of a parquet file: its name within `name`, and itself. None:
+    all of it can be kept."""
+    kind = type(value)
+    if kind is int:
+        return None if -_LARGEST // 2 <= value < _LARGEST else (name, value)
+    if kind in _ATOMS:
+        return None
+    if kind is list:
+        parts = ((f"{name}[{position}]", entry) for position, entry in enumerate(value))
+    elif kind is dict and all(type(key) is str for key in value):
+        parts = ((f"{name}.{key}" if name else key, entry) for key, entry in value.items())
+    else:
+        return name, value
+    return next((found for part, entry in parts if (found := not_json(entry, part)) is not None), None)
+
+
 Messages = list[dict[str, Json]]
 """Chat messages as Hugging Face templates take them: each has `role` and `content`, perhaps `tool_calls`."""
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,27 @@ def test_a_row_that_cannot_be_used_is_named(write_rows: WriteRows, name: str, ro
     place = "line" if name == "x.jsonl" else "row"
     message = failure(write_rows(name, [good, row]))
     assert message.startswith(f"FILE, {place} {1 if name == 'x.parquet' else 2}: {says}")
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (
+            {"extra_info": {"made": {"day": date(2026, 1, 2)}}},
+            r"extra_info\.made\.day is a date \(.*\); turn it into a text",
+        ),
+        ({"reward_model": {"ground_truth": [b"7"]}}, r"ground_truth\[0\] is a bytes \(b'7'\)"),
+        ({"tools_kwargs": {"search": {"from": date(2026, 1, 2)}}}, r"tools_kwargs\.search\.from is a date"),
+    ],
+)
+def test_what_the_journal_could_not_keep_is_refused_before_the_run(write_rows: WriteRows, row: Json, says: str) -> None:
+    with pytest.raises(DataError, match=rf"x\.parquet, row 1: {says}"):
+        RLHFDataset([write_rows("x.parquet", [{"prompt": asks("x"), **row}])], DataConfig(), key="FILE")
+
+
+def test_other_columns_may_hold_what_they_like(write_rows: WriteRows) -> None:
+    rows = RLHFDataset([write_rows("x.parquet", [{"prompt": asks("x"), "day": date(2026, 1, 2)}])], DataConfig())
+    assert rows[0]["day"] == date(2026, 1, 2)
 
 
 def test_a_table_without_mapping_is_told_about_it(write_rows: WriteRows) -> None:
