@@ -100,10 +100,10 @@ async def test_a_stop_waits_for_no_evaluation_that_can_be_made_again(new_life: N
         @asynccontextmanager
         async def _eval_engine(self) -> AsyncIterator[ScriptedEngine]:
             async def answer(request: GenerateRequest) -> list[int]:
-                self.stop.request()
                 await asyncio.sleep(3600.0)
                 return [WORDS, END]
 
+            self.stop.request()  # in the first turn of the loop: the next version is not trained before
             yield ScriptedEngine(answer, decode=SimTemplate(["ask"]).decode)
 
     trainer = {"test_freq": 2, "val_before_train": False}
