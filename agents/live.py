@@ -15,7 +15,7 @@ CONTROLLER = "controller"
 class Live:
     """One attempt of a session. now: seconds on the loop's clock. turn: the running one, None before the first."""
 
-    __slots__ = ("_now", "_since", "attempt", "doing", "has_ended", "session_id", "turn", "uid")
+    __slots__ = ("_failed_at", "_now", "_since", "attempt", "doing", "has_ended", "session_id", "turn", "uid")
 
     def __init__(self, uid: str, session_id: int, now: Callable[[], float], *, attempt: int = 0) -> None:
         self.uid = uid
@@ -25,6 +25,7 @@ class Live:
         self.doing: list[Doing] = []
         self.has_ended = False
         """Its loop and its reward have come to their end, whatever that is: no deadline can pass over them any more."""
+        self._failed_at = ""
         self._now = now
         self._since = now()
 
@@ -36,9 +37,11 @@ class Live:
         doing.since = self._now()
         self.doing.append(doing)
 
-    def leave(self, doing: "Doing") -> None:
+    def leave(self, doing: "Doing", *, has_failed: bool) -> None:
         self.doing.remove(doing)
         self._since = self._now()
+        if has_failed and not self._failed_at:  # the innermost is left first
+            self._failed_at = doing.what
 
     @property
     def state(self) -> str:
@@ -52,7 +55,7 @@ class Live:
         return f"session {self.session_id}, attempt {self.attempt}{turn}: {self.state} for {self._now() - since:.1f} s"
 
     def incident(self, kind: IncidentKind, what: str, text: str, *, limit: str = "") -> Incident:
-        """One of this session, now."""
+        """One of this session, now; where it has failed, `state` is what it was at when it did."""
         return Incident(
             kind=kind,
             what=what,
@@ -61,7 +64,7 @@ class Live:
             session_id=self.session_id,
             attempt=self.attempt,
             turn=self.turn,
-            state=self.state,
+            state=self.state if kind is IncidentKind.DEADLINE else self._failed_at or self.state,
             limit=limit,
         )
 
@@ -80,4 +83,4 @@ class Doing:
         self._live.enter(self)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._live.leave(self)
+        self._live.leave(self, has_failed=error is not None)
