@@ -141,29 +141,55 @@ async def test_the_file_and_its_log_stay_flat(
     assert max(sizes[20:]) <= 1.05 * max(sizes[:20])
 
 
-@pytest.mark.parametrize("sync", ["normal", "full"])
-async def test_a_synced_entry_is_committed_with_a_sync_and_others_as_configured(
-    sync: str, open_one: OpenJournal, make: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    levels: list[str] = []
+@pytest.fixture
+def commits(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """commits(): each commit since the call before, and each change of how the following ones are synced, in order."""
+    lines: list[str] = []
     watched = sqlite3.connect
 
     def connect(*args: object, **kwargs: object) -> sqlite3.Connection:
         connection = watched(*args, **kwargs)  # type: ignore[call-overload]
-        connection.set_trace_callback(levels.append)
+        connection.set_trace_callback(lines.append)
         return connection  # type: ignore[no-any-return]
 
+    def taken() -> list[str]:
+        told = [line for line in lines if line == "COMMIT" or line.startswith("PRAGMA synchronous")]
+        lines.clear()
+        return told
+
     monkeypatch.setattr(sqlite3, "connect", connect)
+    return taken
+
+
+NORMAL, FULL = "PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"
+
+
+@pytest.mark.parametrize("sync", ["normal", "full"])
+async def test_a_synced_entry_is_committed_with_a_sync_and_others_as_configured(
+    sync: str, commits: Callable[[], list[str]], open_one: OpenJournal, make: SimpleNamespace
+) -> None:
     journal = open_one(sync)
-    seen = len(levels)
+    commits()
     for is_synced in (False, True, False):
         await journal.append(make.whole(1), synced=is_synced)
     journal.close()
-    told = [line for line in levels[seen:] if line == "COMMIT" or line.startswith("PRAGMA synchronous")]
-    normal, full = "PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"
-    assert told == (
-        [normal, "COMMIT", full, "COMMIT", normal, "COMMIT"] if sync == "normal" else [full, "COMMIT", "COMMIT", "COMMIT"]
-    )
+    expected = [NORMAL, "COMMIT", FULL, "COMMIT", NORMAL, "COMMIT"] if sync == "normal" else [FULL, "COMMIT", "COMMIT", "COMMIT"]
+    assert commits() == expected
+
+
+async def test_what_is_not_synced_is_synced_now_and_then_so_that_it_does_not_pile_up(
+    commits: Callable[[], list[str]], open_one: OpenJournal, make: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = open_one()
+    await journal.append(make.whole(1, bytes(9000)), synced=True)
+    monkeypatch.setattr(writer, "SYNC_BYTES", 20_000)
+    commits()
+    for number in range(2, 8):
+        await journal.append(make.whole(number, bytes(9000)))
+    journal.close()
+    told = commits()
+    assert told.count(FULL) == told.count(NORMAL) >= 1
+    assert told[:2] == [NORMAL, "COMMIT"]
 
 
 def test_a_forked_child_neither_writes_nor_disturbs(open_one: OpenJournal, make: SimpleNamespace, path: Path) -> None:
