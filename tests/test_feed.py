@@ -105,7 +105,7 @@ def test_a_prompt_knows_the_position_of_its_row(make_feed: MakeFeed) -> None:
 
 
 def test_a_feed_whose_rows_are_all_in_quarantine_says_so(make_feed: MakeFeed) -> None:
-    with pytest.raises(GroupsExhaustedError, match="all 7 rows of data.train_files are in quarantine"):
+    with pytest.raises(GroupsExhaustedError, match=r"all 7 rows of data\.train_files are in quarantine"):
         make_feed(out="0123456", epochs=None).take(0)
 
 

@@ -23,13 +23,8 @@ from asyncrl.ports import Access, FieldReport, HeldField, Prompt, Span, SpanKind
 
 AGENTS, REWARDS, SAMPLE, RETIRE = "agents", "rewards", "sample", "retire"
 
-_PROMPT_FIELDS = {
-    "raw_prompt": "messages",
-    "data_source": "data_source",
-    "extra_info": "extra_info",
-    "tools_kwargs": "tools_kwargs",
-}
-"""Fields of a dataset row that have an attribute of their own in a Prompt."""
+_PROMPT_FIELDS = ("raw_prompt", "data_source", "ground_truth", "extra_info", "tools_kwargs", "row_columns")
+"""Fields of a dataset row that its prompt holds, beside those that are named as its columns."""
 
 
 class Lineage:

@@ -44,8 +44,8 @@ def facts_of(run: TrainRun, rows: Rows, digest: str) -> dict[str, Fact]:
         "updates_per_batch": run.updates_per_batch,
         "rows of data.train_files": len(rows),
         "digest of data.train_files": digest,
-        "a critic": run.has_critic,
-        "a greedy session": run.needs_baseline,
+        "a critic (algorithm.adv_estimator)": run.has_critic,
+        "a greedy session (algorithm.adv_estimator)": run.needs_baseline,
     }
 
 

@@ -107,8 +107,8 @@ def test_a_run_is_told_of_its_critic_before_it_begins(config: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        ("gae", "reinforce_plus_plus", r"has a critic, and algorithm\.adv_estimator = 'reinforce_plus_plus' wants none"),
-        ("reinforce_plus_plus", "gae", r"has no critic, and algorithm\.adv_estimator = 'gae' wants one"),
+        ("gae", "reinforce_plus_plus", r"began with a critic \(algorithm\.adv_estimator\) = True, now it is False"),
+        ("reinforce_plus_plus", "gae", r"began with a critic \(algorithm\.adv_estimator\) = False, now it is True"),
     ],
 )
 async def test_a_run_cannot_gain_or_lose_its_critic(config: Path, first: str, second: str, message: str) -> None:

@@ -114,7 +114,7 @@ def test_a_trained_group_has_its_fields_in_the_order_of_the_way() -> None:
     assert record is not None
     assert way(record, "u0") == [
         *(("dataset", "write", name) for name in ("raw_prompt", "data_source", "reward_model", "extra_info", "index")),
-        *(("dataset", "write", name) for name in ("tools_kwargs", "level")),
+        *(("dataset", "write", name) for name in ("tools_kwargs", "ground_truth", "row_columns", "level")),
         ("feed", "write", "uid"),
         ("agents", "write", "responses"),
         ("agents", "write", "response_mask"),

@@ -65,6 +65,7 @@ def sampled(make_columns: MakeColumns) -> tuple[KVBatchMeta, TensorDict]:
         last += len(row)
     columns["rm_scores"] = from_values(scores, mask.offsets())
     columns["reward_score"] = reward
+    columns["token_versions"] = from_values(mask.values().int() - 1, mask.offsets())
     columns["num_turns"] = torch.arange(1, len(KEYS) + 1)
     columns["extra_fields"] = NonTensorStack(*({"reward_extra_info": {"close": place % 2}} for place in range(len(KEYS))))
     tags = tuple(

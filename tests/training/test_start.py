@@ -15,7 +15,7 @@ from asyncrl.training.start import Start, check_model, facts_of, model_digest, r
 MakeModel = Callable[..., Path]
 MakeRun = Callable[..., TrainRun]
 ROWS: list[dict[str, Any]] = [{}] * 7
-START = Start(facts={"rollout.n": 4, "a critic": False, "trainer.seed": 0}, model="ab")
+START = Start(facts={"rollout.n": 4, "a critic (algorithm.adv_estimator)": False, "trainer.seed": 0}, model="ab")
 
 
 def test_what_is_written_comes_back_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "trainer.publish_freq = 1, now it is 2": {"trainer": {"publish_freq": 2, "save_freq": 2}},
     r"trainer.max_staleness \(0 in sync mode\) = 0, now it is 3": {"trainer": {"mode": "async", "max_staleness": 3}},
     "updates_per_batch = 1, now it is 2": {"actor": {"ppo_epochs": 2}},
-    "a critic = False, now it is True": {"algorithm": {"adv_estimator": "gae"}},
+    r"a critic \(algorithm.adv_estimator\) = False, now it is True": {"algorithm": {"adv_estimator": "gae"}},
 }
 
 
