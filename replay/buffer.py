@@ -239,7 +239,7 @@ class ReplayBuffer:
         uids = self._admission.recorded(step) or ()
         while any((group := self._groups.get(uid)) is None or not group.status.is_terminal for uid in uids):
             self._raise_if_broken()
-            await self._admission.changed.wait()
+            await self._admission.changed.wait()  # bounded by the sample's deadline
         return uids
 
     def _check_tries(self, step: int, batch: KVBatchMeta, tries: int) -> None:

@@ -106,7 +106,6 @@ _ACTS_AT_ONCE = (
     "self._stack.enter_async_context(self._tools)",  # nothing is opened that takes time
     "self._owner.__aenter__()",
     "self._within.__aenter__()",  # an alarm's
-    "self._within.__aexit__(",
 )
 _NOT_IN_A_RUN = (
     "self._drop_rest(head, batch_size)",  # the feed of a run has no end
@@ -119,7 +118,7 @@ _AFTER_A_RESTART = (  # faults come in the first life alone: the seeds of hunts,
     "self._queue.kv_turns(lease.uid, lease.session_id)",
     "self._open_next(group, lease, live, LOST_STATE)",
     "self._settling.settle_group(group, group.failure)",
-    "await self._admission.changed.wait()",  # of ReplayBuffer._recorded: the others are met by it, too
+    "await self._admission.changed.wait()  # bounded by the sample's deadline",
 )
 LEFT_OUT = {
     FaultKind.AWAIT_CANCEL: (*_ACTS_AT_ONCE, *_NOT_IN_A_RUN, *_AFTER_A_RESTART),

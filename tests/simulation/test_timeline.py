@@ -33,7 +33,13 @@ def seen(*overrides: str) -> Seen:
 
 
 LARGE = ("sim.engine.count=40", "data.train_batch_size=40", "rollout.max_num_seqs=2")
-LONG = ("sim.tools.0.latency_s=900", "agent.timeout_s=40000", "agent.tool_timeout_s=9000", "replay.sample_timeout_s=1e6")
+LONG = (
+    "sim.tools.0.latency_s=900",
+    "agent.timeout_s=40000",
+    "agent.group_timeout_s=40000",
+    "agent.tool_timeout_s=9000",
+    "replay.sample_timeout_s=1e6",
+)
 
 
 def pixels_of(run: Seen, path: Path) -> "np.ndarray[Any, Any]":
