@@ -31,6 +31,7 @@ max_num_seqs = 8
 
 [agent]
 name = "single_turn"
+retry_backoff_s = 0.01
 
 [reward]
 function = "length_reward:score"

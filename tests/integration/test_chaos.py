@@ -201,7 +201,7 @@ def template(model_folder: Path) -> ChatTemplate:
     return load_chat_template(run.model, [])
 
 
-@pytest.mark.parametrize("seed", [1, 2, random.randrange(10**9)])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, random.randrange(10**9)))])
 async def test_nothing_is_lost_and_nothing_hangs(seed: int, template: ChatTemplate, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     sections = {

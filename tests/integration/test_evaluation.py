@@ -169,6 +169,7 @@ async def test_training_goes_on_beside_a_snapshot_evaluation_which_stays_at_its_
     assert trainer.queue.evaluated == 6
 
 
+@pytest.mark.long
 async def test_a_snapshot_evaluation_has_the_numbers_of_one_between_publications(
     config: Path, rows: Path, tmp_path: Path, opened: Opened
 ) -> None:

@@ -69,6 +69,7 @@ def test_json_is_one_object(simulate: Simulate) -> None:
     assert found["figures"]["tokens_per_s"] > 0
 
 
+@pytest.mark.long
 def test_several_files_are_told_one_after_the_other(simulate: Simulate, tmp_path: Path) -> None:
     code, out, _ = simulate(SMALLEST, REFERENCE, "trainer.total_training_steps=1", "--output", str(tmp_path))
     assert code == 0
@@ -101,6 +102,7 @@ def test_files_that_are_compared_stand_side_by_side(simulate: Simulate, tmp_path
     assert len(np.unique(np.asarray(imread(tmp_path / "shares.png")).reshape(-1, 4), axis=0)) > 20
 
 
+@pytest.mark.long
 def test_a_sweep_is_a_column_a_value_and_a_picture(simulate: Simulate, tmp_path: Path) -> None:
     words = (SMALLEST, "--sweep", "rollout.max_num_seqs=1..4*2", "--output", str(tmp_path), "--json")
     code, out, _ = simulate(*words)
@@ -162,6 +164,7 @@ def _write_run(folder: Path, *overrides: str) -> None:
         TraceLog(folder / "trace.jsonl").append(record)
 
 
+@pytest.mark.long
 def test_a_scenario_is_fitted_from_a_run_and_simulated(simulate: Simulate, tmp_path: Path) -> None:
     run = tmp_path / "run"
     _write_run(

@@ -219,6 +219,7 @@ def test_a_constant_batch_leaves_all_time_to_the_step(tmp_path: Path) -> None:
 # --- the text ---------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_text_is_the_scenario_and_says_where_each_number_came_from(folder: Path, found: Scenario, tmp_path: Path) -> None:
     text = fit_text(folder)
     (tmp_path / "fitted.toml").write_text(text)

@@ -54,6 +54,7 @@ def test_the_smallest_that_still_fails(tmp_path: Path) -> None:
     assert replayed == shrunk.finding
 
 
+@pytest.mark.long
 def test_shrinking_takes_no_more_runs_than_it_may() -> None:
     task, finding = failing()
     shrunk = shrink(task, finding, jobs=0, max_runs=10)
