@@ -52,6 +52,7 @@ simulation: $(READY) ## the long suites of the simulator: seeds, determinism, aw
 	@$(BIN)/asyncrl simulate configs/sim/reference.toml --seeds 0..999 --faults all
 	@$(BIN)/asyncrl simulate configs/sim/async.toml --seeds 0..3999 --faults all
 	@$(BIN)/python -m asyncrl.simulation.determinism configs/sim/reference.toml --seeds 200
+	@$(BIN)/python -m asyncrl.simulation.determinism configs/sim/async.toml --seeds 40
 	@$(BIN)/python -m asyncrl.simulation.await_coverage configs/sim/smallest.toml
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.simulation.planted.search
 
