@@ -142,7 +142,8 @@ class Trainer:
         except (AsyncRLError, OSError) as second:  # the first is what ended the run, and is raised
             self.sight.say(f"no checkpoint of step {self.step} could be left: {second}")
         self._doing = doing
-        way_on = f"step {self._saved} is what --resume goes on from" if self.run.store.journal else "without its journal it ends here"
+        goes_on = self.run.store.journal
+        way_on = f"step {self._saved} is what --resume goes on from" if goes_on else "without its journal it ends here"
         self.sight.say(f"the run failed; {way_on}")
 
     async def _train(self) -> None:
