@@ -187,7 +187,8 @@ class Trainer:
         save_freq = self.run.trainer.save_freq
         if self.step == self.total_steps or (save_freq and self.step % save_freq == 0):
             await self._save()
-        await self._purge()
+        elif not self._saved:
+            await self._purge()
 
     @property
     def version(self) -> int:
@@ -332,9 +333,12 @@ class Trainer:
                 await self.queue.sync()
             self._kept = await self.save(self.step)
             self._saved = self.step
+            await self._purge()  # with each of them: lives that end by a failure would pile their steps up
 
     async def _purge(self) -> None:
         """Forget the steps that no checkpoint will ask for again: those up to the oldest that is kept, or all when none is made."""
+        if self.queue.failure is not None:
+            return
         if self._kept:
             await self.queue.purge(self._kept[0])
         elif not self.run.trainer.save_freq and not self._saved:

@@ -49,6 +49,23 @@ async def test_rule_09_purged_up_to_the_older_checkpoint_so_the_journal_does_not
     assert max(len(saved.records) for saved in prefixes(life.journal)) <= 3 * 2
 
 
+async def test_rule_09_lives_that_end_by_a_failure_pile_no_steps_up(new_life: NewLife) -> None:
+    """Each leaves a checkpoint of its only step, and its error comes before any other."""
+    journal = new_life().journal
+    for step in range(6):
+
+        def fail(life: Any, event: tuple[Any, ...], last: int = step + 1) -> None:
+            if event == ("publish", last):
+                raise OSError(5, "the machine is ill")
+
+        life = new_life(journal=journal, step=step, settings={"trainer": {"save_freq": 1}}, total_steps=12, at=fail)
+        with pytest.raises(OSError, match="the machine is ill"):
+            await life.live()
+        assert life.saved == [step + 1]
+        assert len(life.journal.saved.records) <= 3
+        journal = life.journal.crash()
+
+
 def test_rule_10_damaged_checkpoints_are_deleted_and_said(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, 2)
     damaged, said = make_checkpoint(tmp_path, 4, is_whole=False), list[str]()
