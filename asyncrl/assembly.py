@@ -153,7 +153,8 @@ async def open_trainer(
             ),
         )
         step = queue.weights_step if resume else None
-        yield await stack.enter_async_context(open_controller(run, edges, stop=stop, total_steps=steps, step=step))
+        kept = await world.offload(kept_steps, folder.checkpoints, run.trainer.max_ckpt_to_keep) if resume else ()
+        yield await stack.enter_async_context(open_controller(run, edges, stop=stop, total_steps=steps, step=step, kept=kept))
 
 
 def _open_queue(

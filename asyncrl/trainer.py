@@ -25,7 +25,7 @@ that fails between two versions leaves one too.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -90,8 +90,9 @@ class Trainer:
     """Steps that the weights have seen."""
     open: tuple[Open, ...] = ()
     """Groups that a restart has found half done."""
+    kept: Sequence[int] = ()
+    """Steps of the checkpoints that are kept, oldest first."""
     _saved: int = field(default=0, init=False)
-    _kept: list[int] = field(default_factory=list, init=False)
     _recorded: int = field(default=0, init=False)
     """Steps up to this one are repeated."""
     _is_updating: bool = field(default=False, init=False)
@@ -142,9 +143,8 @@ class Trainer:
         except (AsyncRLError, OSError) as second:  # the first is what ended the run, and is raised
             self.sight.say(f"no checkpoint of step {self.step} could be left: {second}")
         self._doing = doing
-        goes_on = self.run.store.journal
-        way_on = f"step {self._saved} is what --resume goes on from" if goes_on else "without its journal it ends here"
-        self.sight.say(f"the run failed; {way_on}")
+        if self.run.store.journal:
+            self.sight.say(f"the run failed; step {self._saved} is what --resume goes on from")
 
     async def _train(self) -> None:
         """The steps, with admission and replay in the background."""
@@ -167,6 +167,7 @@ class Trainer:
             steps = f"steps {self.step + 1} to {recorded}" if self.step + 1 < recorded else f"step {recorded}"
             self.sight.say(f"repeated before anything is generated, on what was recorded: {steps}")
         self._open_generation(recorded)
+        await self._purge()  # a crash may have come between a checkpoint and this
         await self._evaluate()
         while self.step < self.total_steps:
             step = self.step + 1
@@ -323,15 +324,14 @@ class Trainer:
         self.admission.publish(version)
 
     async def _save(self) -> None:
-        """A checkpoint, if there is none of this step. Evaluations of versions before it are recorded first, and then the journal
-        is synced: nothing that the checkpoint takes for granted can be lost after it. (When the journal has failed, records and
-        evaluations are synced on their own: what was learned need not be lost as well.)"""
+        """A checkpoint, if there is none of this step. Evaluations of versions before it are recorded first, the journal synced:
+        nothing that it takes for granted can be lost after it. (Of a journal that has failed, records and evaluations are.)"""
         if self._saved != self.step and self._ends_version:
             self._doing = "checkpoint"
             await self.evaluations.settle(before=self.version)
             if self.queue.failure is None:
                 await self.queue.sync()
-            self._kept = await self.save(self.step)
+            self.kept = await self.save(self.step)
             self._saved = self.step
             await self._purge()  # with each of them: lives that end by a failure would pile their steps up
 
@@ -339,8 +339,8 @@ class Trainer:
         """Forget the steps that no checkpoint will ask for again: those up to the oldest that is kept, or all when none is made."""
         if self.queue.failure is not None:
             return
-        if self._kept:
-            await self.queue.purge(self._kept[0])
+        if self.kept:
+            await self.queue.purge(self.kept[0])
         elif not self.run.trainer.save_freq and not self._saved:
             await self.queue.purge(self.step)
 

@@ -5,7 +5,7 @@ assembly (the real edges) | simulation (their models) -> [wiring] -> trainer
 Nothing here knows a file, a thread or a model. What is the same in a run and in its simulation is made here, and nowhere else.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -87,10 +87,10 @@ class Edges:
 
 @asynccontextmanager
 async def open_controller(
-    run: TrainRun, edges: Edges, *, stop: Stop, total_steps: int, step: int | None = None
+    run: TrainRun, edges: Edges, *, stop: Stop, total_steps: int, step: int | None = None, kept: Sequence[int] = ()
 ) -> AsyncIterator[Trainer]:
     """The rooms between the edges. `step`: steps that the policy's weights have seen, and to which the store was opened; None: a
-    new run.
+    new run. kept: steps of the checkpoints that there are, oldest first.
 
     Leaving ends the groups in flight. Raises StrayCancelError for a cancellation that nobody asked for.
     """
@@ -137,6 +137,7 @@ async def open_controller(
             total_steps=total_steps,
             step=begin,
             open=await open_groups(queue),
+            kept=kept,
         )
 
 

@@ -80,7 +80,9 @@ async def open_life(
             watch_sessions=watcher.watch_sessions,
         )
         steps = scenario.trainer.total_training_steps
-        trainer = await stack.enter_async_context(open_controller(run, edges, stop=stop, total_steps=steps, step=step))
+        kept = [] if step is None else [checkpoint.step for checkpoint in machine.checkpoints][-run.trainer.max_ckpt_to_keep :]
+        controller = open_controller(run, edges, stop=stop, total_steps=steps, step=step, kept=kept)
+        trainer = await stack.enter_async_context(controller)
         watcher.begin(trainer, edges)
         if oracles is not None:
             oracles.begin_life(trainer, edges, world.loop, world, watcher, plan.hits)

@@ -166,6 +166,8 @@ class Life:
     left: dict[Event, MemoryJournal] = field(default_factory=dict)
     """What `leave` has put away."""
     saved: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    """Checkpoints of the lives before."""
 
     def note(self, *event: Any) -> None:
         self.events.append(event)
@@ -243,7 +245,8 @@ class Life:
                 open_sight=self._sight,
                 open_eval_engine=self._eval_engine,
             )
-            async with open_controller(run, edges, stop=self.stop, total_steps=self.total_steps, step=self.step) as trainer:
+            total, kept = self.total_steps, self.kept
+            async with open_controller(run, edges, stop=self.stop, total_steps=total, step=self.step, kept=kept) as trainer:
                 yield trainer
 
     def engine(self) -> ScriptedEngine:

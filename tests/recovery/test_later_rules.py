@@ -49,6 +49,14 @@ async def test_rule_09_purged_up_to_the_older_checkpoint_so_the_journal_does_not
     assert max(len(saved.records) for saved in prefixes(life.journal)) <= 3 * 2
 
 
+async def test_rule_09_a_restart_makes_up_for_a_purge_that_a_crash_has_cut_off(new_life: NewLife) -> None:
+    settings = {"trainer": {"save_freq": 1}}
+    life = await new_life(settings=settings, at=leaving_at("save", 4)).live()
+    again = new_life(journal=life.left["save", 4], step=4, settings=settings, total_steps=5, kept=[3, 4])
+    await again.live()
+    assert again.first("purged_step", 3) < again.first("record", 5)
+
+
 async def test_rule_09_lives_that_end_by_a_failure_pile_no_steps_up(new_life: NewLife) -> None:
     """Each leaves a checkpoint of its only step, and its error comes before any other."""
     journal = new_life().journal
