@@ -166,7 +166,7 @@ class Trainer:
         if self.step < recorded:
             steps = f"steps {self.step + 1} to {recorded}" if self.step + 1 < recorded else f"step {recorded}"
             self.sight.say(f"repeated before anything is generated, on what was recorded: {steps}")
-        self._open_generation(recorded)
+        self._open_generation()
         await self._purge()  # a crash may have come between a checkpoint and this
         await self._evaluate()
         while self.step < self.total_steps:
@@ -174,7 +174,7 @@ class Trainer:
             batch = await self.train_step(step)
             if self._ends_version:
                 await self.publish(self.version)
-            self._open_generation(recorded)
+            self._open_generation()
             # Before the checkpoint: what goes on from that does not train the step again, and its numbers would be missing.
             await self.sight.end_step(step, self._counts(step, batch), num_tokens=batch.num_tokens)
             if self._ends_version:
@@ -200,10 +200,10 @@ class Trainer:
     def _ends_version(self) -> bool:
         return self.step % self.run.publish_freq == 0
 
-    def _open_generation(self, recorded: int) -> None:
-        """No token for training is sampled before step `recorded` is done and its version published: it would be too old by then,
-        or newer than the weights that train on it."""
-        if self.step >= recorded:
+    def _open_generation(self) -> None:
+        """No token for training is sampled before the last recorded step is done and its version published: it would be too old by
+        then, or newer than the weights that train on it."""
+        if self.step >= self._recorded:
             self._caught_up.set()
 
     async def admit(self) -> None:

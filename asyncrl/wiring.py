@@ -179,7 +179,7 @@ def _feed(run: TrainRun, edges: Edges) -> Feed:
     limit, queue = run.replay.quarantine_after, edges.queue
 
     def is_left_out(row: int) -> bool:
-        return limit > 0 and queue.failed_rows().get(row, 0) >= limit
+        return limit > 0 and queue.failures_of(row) >= limit
 
     return Feed(
         edges.rows,

@@ -4,7 +4,7 @@ TransferQueue -> kv_watch -> [ReplayBuffer] -> sample -> stages
 
 `run` follows the tags of a partition in the background; `sample` waits for it. Order is admission's, never the order in which
 groups finish: the make-up of every batch is a function of admissions and drops. It owns no key and no value. Invariants:
-1. A batch is the first `batch_size` alive groups in admission order, all finished, with all their trajectories.
+1. A batch is the first `batch_size` alive groups in admission order, all terminal, with all their trajectories.
 2. A group that is not trained on (`verdicts.py`) is dropped and counted as soon as it is seen; its place is free.
 3. What `run` raises, `sample` raises: a dead watch is never a silent wait.
 4. A step keeps its groups: after `restore`, a restart, or a sample that was cut short, the same step samples the same keys.
@@ -178,7 +178,7 @@ class ReplayBuffer:
                 self._break(enough)
             if groups:
                 await self._queue.drop([group.uid for group in groups], partition_id=self._partition_id, reason=reason)
-        self._verdicts.tell(failed, self._queue.failed_rows())
+        self._verdicts.tell(failed, self._queue.failures_of)
 
     def _take_leaving(self, reason: str) -> list[PromptGroup]:
         """The groups that leave for this reason, which are forgotten here; those that are gone already count for nothing."""

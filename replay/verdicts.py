@@ -8,7 +8,7 @@ Invariants:
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from asyncrl.config import ReplayConfig
 from asyncrl.errors import GroupFailedError, ReplayError, TooManyFailuresError, TransitionError
@@ -86,7 +86,7 @@ class Verdicts:
     # --- after drops
 
     def had_enough(self) -> ReplayError | None:
-        """Are there too many in a row? For `sample` to raise; groups are followed and refilled until it does."""
+        """Are there too many in a row? For `sample` to raise; until it does, nothing more is admitted."""
         silent, failed = self._config.max_filtered_groups_in_a_row, self._config.max_failed_groups_in_a_row
         if self._silent_in_a_row >= silent:
             return TooManyFailuresError(
@@ -100,12 +100,12 @@ class Verdicts:
             )
         return None
 
-    def tell(self, failed: Iterable[PromptGroup], failed_rows: Mapping[int, int]) -> None:
-        """These were dropped; the rows of some are in quarantine from now on. failed_rows: failed groups of each row so far."""
+    def tell(self, failed: Iterable[PromptGroup], failures_of: Callable[[int], int]) -> None:
+        """These were dropped; the rows of some are in quarantine from now on. failures_of: failed groups of a row so far."""
         for group in failed:
             log.warning("group %s failed and is replaced by a new one: %s", group.uid, group.failure)
             self._report(Incident(kind=IncidentKind.DROP, what="group", uid=group.uid, text=group.failure))
-            number, limit = failed_rows.get(group.row, 0), self._config.quarantine_after
+            number, limit = failures_of(group.row), self._config.quarantine_after
             if limit and number == limit:
                 self._tell_quarantine(group, number)
 

@@ -69,6 +69,10 @@ class Counts:
         """Dataset row -> its groups that were dropped as failures."""
         return {int(row): number for row, number in counted_by(self._state.ledger.counters, "failed_row").items()}
 
+    def failures_of(self, row: int) -> int:
+        """Groups of one dataset row that were dropped as failures; asked at each admission."""
+        return self._state.ledger.counters[f"failed_row/{row}"]
+
     def recorded(self, step: int) -> StepRecord | None:
         """The record of a step; None: it has none, or is purged."""
         return self._state.ledger.records.get(step)
