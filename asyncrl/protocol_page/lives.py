@@ -24,8 +24,7 @@ KEYS = (f"{UID}_0_0", f"{UID}_1_0")
 REASON = "<reason>"
 READS = (
     *("kv_batch_get", "kv_turns", "kv_list", "kv_watch", "groups_under_way", "recorded", "counters", "failed_rows"),
-    "failures_of",
-    *("describe", "stats"),
+    *("failures_of", "describe", "stats"),
 )
 """Verbs that change nothing."""
 RESTART = "restart"
