@@ -13,6 +13,7 @@ from asyncrl.errors import AlgorithmError, EngineError, TooManyFailuresError
 from asyncrl.ports import GenerateRequest, Generation
 from asyncrl.rollout.scripted import ScriptedEngine
 from asyncrl.simulation.edges.template import END, WORDS, SimTemplate
+from tests.recovery.moments import uid
 
 NewLife = Callable[..., Any]
 ASYNC = {"mode": "async", "max_staleness": 1, "save_freq": 2}
@@ -113,3 +114,26 @@ async def test_a_stop_waits_for_no_evaluation_that_can_be_made_again(new_life: N
         await life.live()
     assert life.saved
     assert life.of("evaluated") == []
+
+
+@pytest.mark.parametrize("quarantine_after", [1, 0])
+async def test_a_row_in_quarantine_is_never_asked_again_after_a_restart_either(new_life: NewLife, quarantine_after: int) -> None:
+    """Row 0 is prompt 0 of the first pass, 8 of the second and 16 of the third: 17 prompts are read in eight steps of two."""
+    bad = [uid(number) for number in (0, 8, 16)]
+
+    class Picky(new_life):  # type: ignore[misc, valid-type]
+        def engine(self) -> Any:
+            return refusing(super().engine(), lambda request: "a bad row" if request.request_id.split("_")[0] in bad else "")
+
+    settings = {
+        "agent": ONCE,
+        "data": {"shuffle": False},
+        "trainer": {"save_freq": 3},
+        "replay": {"quarantine_after": quarantine_after},
+    }
+    first = await Picky(settings=settings, total_steps=3).live()
+    after = await Picky(settings=settings, total_steps=8, journal=first.journal.crash(), step=3).live()
+    asked = after.journal.saved.counters
+    assert asked["failed_row/0"] == asked["dropped/failure"] == (1 if quarantine_after else 3)
+    assert asked["admitted"] == 16 + asked["dropped/failure"]
+    assert asked["cursor"] >= 18
