@@ -112,7 +112,7 @@ async def test_a_failed_step_gives_its_groups_back_as_their_sessions_left_them(o
     async with opened(config) as trainer:
         trainer.stages = trainer.stages[:1]  # what the step wrote before it failed: advantages
         after_step(trainer, 2, fail)
-        trainer._open_generation(0)
+        trainer._open_generation()
         following = asyncio.create_task(trainer.replay.run())
         admitting = asyncio.create_task(trainer.admit())
         await trainer.train_step(1)

@@ -56,6 +56,10 @@ def changed(scenario: Scenario, changes: tuple[str, ...]) -> Scenario:
     )
 
 
+OF_THE_PLANT = ("AttributeError", "NameError", "TypeError")
+"""Errors by which a bug is no bug, but a call of what is not there."""
+
+
 def run(seed: int, *plants: Plant | None, changes: tuple[str, ...] = ()) -> Catch | None:
     """One run with these planted, in the scenario with these changes. None: nothing was found."""
     with ExitStack() as stack:
@@ -70,9 +74,11 @@ def run(seed: int, *plants: Plant | None, changes: tuple[str, ...] = ()) -> Catc
 
 
 def first_catch(bug: Bug, seeds: Iterable[int]) -> Catch | None:
-    """The first seed that fails with the bug. Raises AssertionError when it fails without it, too: then it was not the bug."""
+    """The first seed that fails with the bug. Raises AssertionError when it fails without it, too: then it was not the bug; and
+    when the bug does not fit the product any more, and fails by itself."""
     catch = next((found for seed in seeds if (found := run(seed, bug.provoke, bug.plant, changes=bug.changes)) is not None), None)
     if catch is not None:
+        assert catch.by not in OF_THE_PLANT, f"the bug itself does not fit the product any more: {catch}"
         without = run(catch.seed, bug.provoke, changes=bug.changes)
         assert without is None, f"seed {catch.seed} fails without any bug: {without}"
     return catch

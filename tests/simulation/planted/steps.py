@@ -68,8 +68,8 @@ def saved_before_update() -> Iterator[None]:
 @bug("steps are purged up to the newest checkpoint")
 def purged_by_the_newest() -> Iterator[None]:
     async def purge(self: Any) -> None:
-        if self._kept:
-            await self.queue.purge(self._kept[-1])
+        if self.kept:
+            await self.queue.purge(self.kept[-1])
 
     with replaced(Trainer, _purge=purge):
         yield
