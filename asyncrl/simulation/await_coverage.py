@@ -119,6 +119,7 @@ _AFTER_A_RESTART = (  # faults come in the first life alone: the seeds of hunts,
     "self._open_next(group, lease, live, LOST_STATE)",
     "self._settling.settle_group(group, group.failure)",
     "await self._admission.changed.wait()  # bounded by the sample's deadline",
+    "await self._purge()  # a crash may have come",
 )
 LEFT_OUT = {
     FaultKind.AWAIT_CANCEL: (*_ACTS_AT_ONCE, *_NOT_IN_A_RUN, *_AFTER_A_RESTART),
