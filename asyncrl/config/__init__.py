@@ -7,12 +7,13 @@ idle_keys   keys without effect are errors too         keys         walks over d
 """
 
 from asyncrl.config.keys import keys_of
-from asyncrl.config.learning import ActorConfig, AlgorithmConfig
+from asyncrl.config.learning import ActorConfig, AlgorithmConfig, FSDPConfig
 from asyncrl.config.loading import load_run, parse_run, to_toml
 from asyncrl.config.rewards import JudgeConfig, LimitsConfig, RewardConfig
 from asyncrl.config.runs import SFTRun, TrainRun
 from asyncrl.config.sections import (
     AgentConfig,
+    ClusterConfig,
     ColumnMapping,
     DataConfig,
     EvalConfig,
@@ -35,9 +36,11 @@ __all__ = [
     "ActorConfig",
     "AgentConfig",
     "AlgorithmConfig",
+    "ClusterConfig",
     "ColumnMapping",
     "DataConfig",
     "EvalConfig",
+    "FSDPConfig",
     "ModelConfig",
     "OptimConfig",
     "ReplayConfig",

@@ -96,6 +96,13 @@ SWITCHES: tuple[Switch[TrainRun], ...] = (
         " agent.tool_timeout_s agent.max_concurrent_tools agent.max_abandoned_tools",
     ),
     Switch(
+        'cluster.kind is "process"',
+        lambda run: run.cluster.kind == "process",
+        "cluster.num_ranks cluster.rank_timeout_s actor.fsdp_config.fsdp_size actor.fsdp_config.ulysses_sequence_parallel_size"
+        " actor.fsdp_config.tensor_model_parallel_size actor.fsdp_config.reshard_after_forward",
+    ),
+    Switch("model.lora_rank is 0", lambda run: not run.model.lora_rank, "model.lora_alpha model.target_modules model.lora_publish"),
+    Switch(
         'algorithm.adv_estimator is not "gae"',
         lambda run: not run.has_critic,
         "critic.model_path critic.cliprange_value critic.ppo_max_token_len_per_gpu critic.optim.lr critic.optim.betas"
@@ -156,6 +163,8 @@ SWITCHES: tuple[Switch[TrainRun], ...] = (
     Switch("eval.sampled and eval.greedy are false", lambda run: not (run.eval.sampled or run.eval.greedy), "data.val_files"),
 )
 SFT_SWITCHES: tuple[Switch[SFTRun], ...] = (
+    Switch("model.lora_rank is 0", lambda run: not run.model.lora_rank, "model.lora_alpha model.target_modules"),
+    Switch("a warm start publishes nothing", lambda run: True, "model.lora_publish"),
     Switch(
         'sft.optim.lr_scheduler_type is "constant"',
         lambda run: run.sft.optim.lr_scheduler_type == "constant",
@@ -182,8 +191,9 @@ SCENARIO_SWITCHES: tuple[Switch[Scenario], ...] = (
         "a scenario has no model",
         lambda run: True,
         "trainer.num_threads rollout.temperature rollout.top_p rollout.top_k rollout.deterministic eval.temperature eval.max_rows"
-        " actor.optim actor.ppo_max_token_len_per_gpu actor.loss_mode actor.loss_options actor.clip_ratio_low actor.clip_ratio_high"
-        " actor.clip_ratio_c actor.loss_agg_mode actor.loss_scale_factor actor.entropy_coeff actor.kl_loss_coef actor.kl_loss_type",
+        " actor.optim actor.fsdp_config actor.ppo_max_token_len_per_gpu actor.loss_mode actor.loss_options"
+        " actor.clip_ratio_low actor.clip_ratio_high actor.clip_ratio_c actor.loss_agg_mode actor.loss_scale_factor actor.entropy_coeff actor.kl_loss_coef"
+        " actor.kl_loss_type",
     ),
     Switch(
         "rewards of a scenario are sim.reward",

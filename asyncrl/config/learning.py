@@ -120,6 +120,23 @@ class AlgorithmConfig(Section):
     """Off-policy correction."""
 
 
+class FSDPConfig(Section):
+    """How the ranks share a model and its work. The critic and the reference are cut as the actor is."""
+
+    fsdp_size: Count = 0
+    """Ranks among which each weight is cut; further ranks hold copies (HSDP). 0: all ranks of a tensor-parallel part."""
+    ulysses_sequence_parallel_size: Positive = 1
+    """Ranks that share the tokens of a micro-batch (sequence parallel)."""
+    tensor_model_parallel_size: Positive = 1
+    """Ranks that share each linear layer (tensor parallel)."""
+    mixed_precision: bool = False
+    """Forward and backward in bfloat16; weights, gradient sums and optimizer stay in model.dtype."""
+    reshard_after_forward: bool = True
+    """Free a layer's gathered weights after its forward pass and gather them again in the backward: less memory, more traffic."""
+    offload_policy: bool = False
+    """Keep weights, gradients and optimizer in the CPU's memory, a layer on the GPU while it computes. Needs a GPU."""
+
+
 class ActorConfig(Section):
     """The update."""
 
@@ -128,7 +145,7 @@ class ActorConfig(Section):
     ppo_epochs: Positive = 1
     """Passes over each batch."""
     ppo_max_token_len_per_gpu: Positive = 16384
-    """Tokens (padding included) of a micro-batch at most; a longer row goes alone."""
+    """Tokens (padding included) that a rank computes in a micro-batch at most; a whole trajectory must fit."""
     loss_mode: str = "vanilla"
     """Policy loss: one of docs/algorithms.md, or `module:function`."""
     clip_ratio_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -155,6 +172,8 @@ class ActorConfig(Section):
     """Weight of the entropy bonus."""
     optim: OptimConfig = OptimConfig()
     """Optimizer."""
+    fsdp_config: FSDPConfig = FSDPConfig()
+    """How the ranks share the models."""
 
 
 class CriticConfig(Section):
@@ -165,6 +184,6 @@ class CriticConfig(Section):
     cliprange_value: Annotated[float, Field(gt=0)] = 0.5
     """A prediction that has moved further than this from the old one, towards the return, is not pushed on."""
     ppo_max_token_len_per_gpu: Positive = 16384
-    """Tokens (padding included) of a micro-batch at most; a longer row goes alone."""
+    """Tokens (padding included) that a rank computes in a micro-batch at most; a whole trajectory must fit."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
     """Optimizer."""

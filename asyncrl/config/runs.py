@@ -9,6 +9,7 @@ from asyncrl.config.learning import ActorConfig, AlgorithmConfig, CriticConfig, 
 from asyncrl.config.rewards import RewardConfig, check_reward
 from asyncrl.config.sections import (
     AgentConfig,
+    ClusterConfig,
     DataConfig,
     EvalConfig,
     ModelConfig,
@@ -38,6 +39,7 @@ class TrainRun(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     actor: ActorConfig = ActorConfig()
     critic: CriticConfig = CriticConfig()
+    cluster: ClusterConfig = ClusterConfig()
     eval: EvalConfig = EvalConfig()
     trainer: TrainerConfig = TrainerConfig()
 

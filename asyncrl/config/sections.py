@@ -89,10 +89,31 @@ class ModelConfig(Section):
     """File with a Jinja chat template that replaces the tokenizer's own. Empty: the tokenizer's."""
     chat_template_kwargs: dict[str, str | int | float | bool] = {}
     """Variables for the chat template, such as enable_thinking = false."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights. On CPU float32 is the fast one."""
-    attn_implementation: Literal["sdpa", "eager"] = "sdpa"
-    """Attention of the trainer's forward pass."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Type of the weights. On CPU float32 is the fast one; float64 is for comparisons."""
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = "sdpa"
+    """Attention of the trainer's forward pass. The last two take packed rows, the others rows padded to equal length."""
+    enable_gradient_checkpointing: bool = False
+    """Keep of each layer only its input, and compute the rest again in the backward pass: less memory, a third more time."""
+    lora_rank: Count = 0
+    """Rank of the adapters that are trained in place of the weights. 0: no LoRA. Needs `pip install 'asyncrl[lora]'`."""
+    lora_alpha: Positive = 16
+    """Adapters count alpha / rank."""
+    target_modules: Names = ["all-linear"]
+    """Linear layers that get an adapter, by their last name; `all-linear`: all but the head."""
+    lora_publish: Literal["merged", "adapter"] = "merged"
+    """What the engine gets at each version: whole weights with the adapters merged in, or the adapters, which it merges itself."""
+
+
+class ClusterConfig(Section):
+    """The processes that hold the actor, the critic and the reference. The engine is in the run's own process in any case."""
+
+    kind: Literal["process", "local"] = "process"
+    """`process`: the run's own process. `local`: num_ranks further processes of this machine, each with a part of the models."""
+    num_ranks: Positive = 1
+    """Processes that share the models and the work of a step; how, says `actor.fsdp_config`."""
+    rank_timeout_s: Seconds = 600.0
+    """Seconds without a sign of life of any rank after which the run ends with an error that says what each was doing."""
 
 
 class RolloutConfig(Section):
