@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
-from asyncrl.algorithms.token_log_probs import head_log_probs, head_sum_pi_squared, logits_log_probs
+from asyncrl.algorithms.token_log_probs import head_log_probs, head_sum_pi_squared
 from asyncrl.config import ModelConfig
 from asyncrl.errors import ModelError
 from asyncrl.training.linear import use_fast_linears
@@ -119,14 +119,19 @@ class Policy(Wrapper):
     ) -> tuple[torch.Tensor, ...]:
         """(log_probs_n, entropy_n), float32, of `batch.labels_n` under softmax(logits / temperature).
 
-        The entropy carries a gradient only when asked: it then costs a full-vocabulary softmax that autograd keeps. with_squares:
-        and the sum of squared probabilities, which has no gradient and costs a second product with the head.
+        The entropy carries a gradient only when asked. with_squares: and the sum of squared probabilities, which has no gradient and
+        costs a second product with the head.
         """
         hidden_nH = hidden_states(self.lm.base_model, batch)
         head = cast("nn.Linear", _head(self.lm))
-        if entropy_gradient:
-            return logits_log_probs(head(hidden_nH), batch.labels_n, temperature)
-        found = head_log_probs(hidden_nH, head.weight, batch.labels_n, bias_V=head.bias, temperature=temperature)
+        found = head_log_probs(
+            hidden_nH,
+            head.weight,
+            batch.labels_n,
+            bias_V=head.bias,
+            temperature=temperature,
+            entropy_gradient=entropy_gradient,
+        )
         if not with_squares:
             return found
         return *found, head_sum_pi_squared(hidden_nH, head.weight, bias_V=head.bias, temperature=temperature)
