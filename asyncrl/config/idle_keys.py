@@ -192,8 +192,8 @@ SCENARIO_SWITCHES: tuple[Switch[Scenario], ...] = (
         lambda run: True,
         "trainer.num_threads rollout.temperature rollout.top_p rollout.top_k rollout.deterministic eval.temperature eval.max_rows"
         " actor.optim actor.fsdp_config actor.ppo_max_token_len_per_gpu actor.loss_mode actor.loss_options"
-        " actor.clip_ratio_low actor.clip_ratio_high actor.clip_ratio_c actor.loss_agg_mode actor.loss_scale_factor actor.entropy_coeff actor.kl_loss_coef"
-        " actor.kl_loss_type",
+        " actor.clip_ratio_low actor.clip_ratio_high actor.clip_ratio_c actor.loss_agg_mode actor.loss_scale_factor"
+        " actor.entropy_coeff actor.kl_loss_coef actor.kl_loss_type",
     ),
     Switch(
         "rewards of a scenario are sim.reward",

@@ -45,6 +45,23 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[TrajectoryRow, ...] = ()
 
 
+class TopologyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a topology, the data-parallel one among them."""
+
+    world: int
+    dp: int
+    sp: int
+    tp: int
+    pp: int
+    cp: int
+    dynamic_cp: bool = False
+    backend: str = "fsdp"
+
+    @classmethod
+    def of(cls, topology: Topology) -> "TopologyRow":
+        return cls(**{name: getattr(topology, name) for name in cls.__struct_fields__})
+
+
 class StepLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
     """Head of a record. version: the actor's weights in the step. wall_time: seconds since 1970 at second 0 of the record."""
 
@@ -53,8 +70,8 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     version: int
     wall_time: float
     num_lines: int
-    actor: Topology
-    rollout: Topology
+    actor: TopologyRow
+    rollout: TopologyRow
     groups: tuple[GroupRow, ...]
 
 

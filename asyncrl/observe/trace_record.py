@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from asyncrl.fields import Tag
 from asyncrl.observe.spans import RecordedSpan
-from asyncrl.observe.trace_file import FieldLine, GroupRow, Record, SpanLine, Status, StepLine, TrajectoryRow
+from asyncrl.observe.trace_file import FieldLine, GroupRow, Record, SpanLine, Status, StepLine, TopologyRow, TrajectoryRow
 from asyncrl.ports import Access, FieldReport, SpanKind, Topology
 
 
@@ -60,8 +60,8 @@ class RecordWriter:
             version=version,
             wall_time=wall_time,
             num_lines=len(self._lines),
-            actor=actor,
-            rollout=rollout,
+            actor=TopologyRow.of(actor),
+            rollout=TopologyRow.of(rollout),
             groups=tuple(self._groups),
         )
         return Record(head=head, lines=tuple(self._lines))

@@ -4,12 +4,12 @@ trace_file -> [trace_view] -> table, JSON lines
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
+from msgspec.structs import asdict
 from rich.table import Table
 
 from asyncrl.fields import CATALOGUE
-from asyncrl.observe.trace_file import FieldLine, GroupRow, Record, SpanLine, StepLine, TrajectoryRow
+from asyncrl.observe.trace_file import FieldLine, GroupRow, Record, SpanLine, StepLine, TopologyRow, TrajectoryRow
 from asyncrl.ports import Json
 
 _LISTED = 8
@@ -91,12 +91,12 @@ def heading(head: StepLine, group: GroupRow) -> str:
     """What all lines of a group share."""
     return (
         f"group {group.uid}  prompt {group.number}  {group.status}  step {head.step}  weight version {head.version}"
-        f"  actor {_topology_text(asdict(head.actor))}  rollout {_topology_text(asdict(head.rollout))}"
+        f"  actor {_topology_text(head.actor)}  rollout {_topology_text(head.rollout)}"
     )
 
 
-def _topology_text(sizes: dict[str, int]) -> str:
-    return " ".join(f"{name} {size}" for name, size in sizes.items())
+def _topology_text(topology: TopologyRow) -> str:
+    return " ".join(f"{name} {size}" for name, size in asdict(topology).items())
 
 
 def tables(record: Record, group: GroupRow) -> list[Table]:

@@ -17,6 +17,7 @@ from asyncrl.ports.generation import (
 )
 from asyncrl.ports.incidents import Incident, IncidentKind, Report, ignore_incident
 from asyncrl.ports.sessions import FailureClass, GroupStatus, Prompt, RewardRequest, RewardResult, RewardScorer, Rows
+from asyncrl.ports.topology import Topology
 from asyncrl.ports.tracing import SessionSpan, Span, SpanKind
 from asyncrl.ports.training import (
     Access,
@@ -24,9 +25,9 @@ from asyncrl.ports.training import (
     FieldSchema,
     HeldField,
     Policy,
+    Shards,
     StageResult,
     StepContext,
-    Topology,
     ValueFunction,
 )
 from asyncrl.ports.values import Decode, Json, Messages, copied, not_json
@@ -56,6 +57,7 @@ __all__ = [
     "Rows",
     "SamplingParams",
     "SessionSpan",
+    "Shards",
     "Span",
     "SpanKind",
     "StageResult",

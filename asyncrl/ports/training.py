@@ -6,25 +6,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from asyncrl.ports.generation import WeightSnapshot
+from asyncrl.ports.topology import Topology
 
 if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
-    """How the processes that hold one model are cut. dp: data, sp: sequence, tp: tensor, pp: pipeline, cp: context parallel.
-
-    The actor's and the rollout's are two different ones; neither follows from the other.
-    """
-
-    world: int = 1
-    dp: int = 1
-    sp: int = 1
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
+Shards = tuple[tuple[tuple[int, ...], ...], ...]
+"""[data-parallel rank][mini-batch] -> numbers of the rows of a batch that the rank takes in it, maybe none. A session is on one
+rank. (): one rank, and mini-batches by groups, in order of first appearance."""
 
 
 class Policy(Protocol):
@@ -42,16 +33,24 @@ class Policy(Protocol):
         """The weights now, as version `version`."""
         ...
 
-    def log_probs(self, columns: "TensorDict") -> "tuple[torch.Tensor, torch.Tensor]":
+    def log_probs(self, columns: "TensorDict", shards: Shards = ()) -> "tuple[torch.Tensor, torch.Tensor]":
         """(log_probs, entropy), ragged float32 on the response axis."""
         ...
 
-    def log_probs_and_squares(self, columns: "TensorDict") -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+    def log_probs_and_squares(
+        self, columns: "TensorDict", shards: Shards = ()
+    ) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
         """(log_probs, entropy, sum over the vocabulary of squared probabilities), ragged float32 on the response axis."""
         ...
 
     def update(
-        self, columns: "TensorDict", group_ids: Sequence[str | None], session_ids: Sequence[str | None], *, seed: int
+        self,
+        columns: "TensorDict",
+        group_ids: Sequence[str | None],
+        session_ids: Sequence[str | None],
+        *,
+        seed: int,
+        shards: Shards = (),
     ) -> dict[str, float]:
         """One pass over the batch; metrics. group_ids, session_ids: uid and session of each row, None for padding; seed: of what a
         loss picks at random."""
@@ -61,11 +60,11 @@ class Policy(Protocol):
 class ValueFunction(Protocol):
     """The critic as its stages see it. Its methods block, and are called one at a time in the `model` pool."""
 
-    def values(self, columns: "TensorDict") -> "torch.Tensor":
+    def values(self, columns: "TensorDict", shards: Shards = ()) -> "torch.Tensor":
         """The return to be expected at each token, ragged float32 on the response axis, 0 outside the mask."""
         ...
 
-    def update(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> dict[str, float]:
+    def update(self, columns: "TensorDict", group_ids: Sequence[str | None], shards: Shards = ()) -> dict[str, float]:
         """One pass over the batch; metrics. group_ids: the uid of each row, None for padding."""
         ...
 
@@ -79,6 +78,8 @@ class StepContext:
     version: int
     """Weight version of the actor: the number of published updates so far."""
     seed: int
+    shards: Shards = ()
+    """Who takes which rows of the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

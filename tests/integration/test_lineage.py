@@ -138,7 +138,10 @@ def check_line(line: dict[str, Json], batch: KVBatchMeta, columns: TensorDict) -
         assert line[name] == [batch.tags[row][name] for row in rows]
     versions = [rows_of(columns["token_versions"])[row][masks[row]] for row in rows]
     assert line["min_global_steps"] == [int(sampled.min()) for sampled in versions] == [line["version"]] * 2
-    assert line["topology"]["actor"] == {"world": 1, "dp": 1, "sp": 1, "tp": 1, "pp": 1, "cp": 1}
+    assert line["topology"]["actor"] == dict.fromkeys(("world", "dp", "sp", "tp", "pp", "cp"), 1) | {
+        "dynamic_cp": False,
+        "backend": "fsdp",
+    }
 
 
 async def test_turns_and_tools_are_inside_their_session_and_the_stages_inside_the_step(traced: tuple[Path, Spy, Trainer]) -> None:

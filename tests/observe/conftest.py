@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.observe.metrics import MetricsLog
 from asyncrl.observe.run_folder import RunFolder, create_run_folder
-from asyncrl.observe.trace_file import FieldLine, GroupRow, Record, SpanLine, StepLine, TrajectoryRow
+from asyncrl.observe.trace_file import FieldLine, GroupRow, Record, SpanLine, StepLine, TopologyRow, TrajectoryRow
 from asyncrl.ports import SpanKind, Topology
 
 
@@ -94,8 +94,8 @@ def _record(step: int, *uids: str, version: int | None = None) -> Record:
         version=step - 1 if version is None else version,
         wall_time=1e9,
         num_lines=len(lines),
-        actor=Topology(world=4, dp=2, sp=2),
-        rollout=Topology(world=8, tp=8),
+        actor=TopologyRow.of(Topology(world=4, sp=2)),
+        rollout=TopologyRow.of(Topology(world=8, tp=8)),
         groups=tuple(groups),
     )
     return Record(head=head, lines=tuple(lines))

@@ -38,7 +38,7 @@ class Bench:
             cast(World, self.clock),
             groups_a_step=self.groups_a_step,
             batch_size=3,
-            actor=Topology(world=2, dp=2),
+            actor=Topology(world=2),
             rollout=Topology(),
             is_alive=self.alive.__contains__,
         )

@@ -76,8 +76,8 @@ def test_a_json_line_says_everything_of_a_field(run_folder: Path, trace: Trace) 
         "version": 4,
         "uid": "e",
         "topology": {
-            "actor": {"world": 4, "dp": 2, "sp": 2, "tp": 1, "pp": 1, "cp": 1},
-            "rollout": {"world": 8, "dp": 1, "sp": 1, "tp": 8, "pp": 1, "cp": 1},
+            "actor": {"world": 4, "dp": 2, "sp": 2, "tp": 1, "pp": 1, "cp": 1, "dynamic_cp": False, "backend": "fsdp"},
+            "rollout": {"world": 8, "dp": 1, "sp": 1, "tp": 8, "pp": 1, "cp": 1, "dynamic_cp": False, "backend": "fsdp"},
         },
         "stage": "agents",
         "access": "write",
