@@ -298,7 +298,7 @@ class Trainer:
             if scope.check:
                 await self.world.offload(dispatch.check, pool="model", timeout_s=scope.timeout_s)
         self.sight.add(StageResult(metrics=dispatch.metrics))
-        return replace(scope, batch=dispatch.batch)
+        return replace(scope, batch=dispatch.batch, context=replace(scope.context, shards=dispatch.row_shards))
 
     async def _traced(self, scope: StepScope) -> StepScope:
         """The step with its traced rows; the lineage learns what the store holds of them."""

@@ -114,7 +114,7 @@ def _run_config(folder: Path) -> TrainRun:
 
 def _time_actor(actor: Actor, clock: Clock) -> None:
     """Charge the policy's forward and the learner's backward to their phases."""
-    learner = cast("Any", actor)._learner
+    learner = cast("Any", actor).learner
     for owner, name, phase in ((learner.module, "forward", "forward"), (learner, "backward", "backward")):
         plain = getattr(owner, name)
 

@@ -115,11 +115,11 @@ STAGES = [
     correction_stage(CorrectionOptions(rollout_is="token", rollout_rs="token_k2", rollout_rs_threshold=1.0)),
     batch_metrics_stage(),
     bypass_stage(),
-    recompute_stage(lambda columns: (columns["entropy"],) * 3, with_squares=True),
-    ref_log_prob_stage(lambda columns: (columns["entropy"], columns["entropy"])),
-    update_actor_stage(lambda columns, group_ids, session_ids, *, seed: {}, columns=LOSS_COLUMNS),
-    update_critic_stage(lambda columns, group_ids: {}, has_loss_weights=True),
-    values_stage(lambda columns: columns["values"]),
+    recompute_stage(lambda columns, shards: (columns["entropy"],) * 3, with_squares=True),
+    ref_log_prob_stage(lambda columns, shards: (columns["entropy"], columns["entropy"])),
+    update_actor_stage(lambda columns, group_ids, session_ids, *, seed, shards: {}, columns=LOSS_COLUMNS),
+    update_critic_stage(lambda columns, group_ids, shards: {}, has_loss_weights=True),
+    values_stage(lambda columns, shards: columns["values"]),
 ]
 
 

@@ -20,11 +20,13 @@ Where we differ from verl 0.9.1:
 3. The heaviest share goes to the rank with the least work so far.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asyncrl.algorithms.partition import contiguous, partition, workload
 from asyncrl.errors import FieldError
+from asyncrl.ports import Shards
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.invariants import groups_stay_together, parts_make_up_the_whole
 from asyncrl.protocol.mini_batches import mini_batches
@@ -54,6 +56,17 @@ class Dispatch:
         if len(self.shards) == 1:
             return self.shards[0].batch
         return self.whole.select(_positions(self.whole, [key for shard in self.shards for key in shard.batch.keys]))
+
+    @property
+    def row_shards(self) -> Shards:
+        """Rank and mini-batch -> rows of `batch`; () for one rank."""
+        if len(self.shards) == 1:
+            return ()
+        starts = itertools.accumulate((len(shard.batch) for shard in self.shards), initial=0)
+        return tuple(
+            tuple(tuple(start + row for row in rows) for rows in shard.mini_batches)
+            for start, shard in zip(starts, self.shards, strict=False)
+        )
 
     @property
     def mini_batches(self) -> tuple[KVBatchMeta, ...]:

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from tensordict import TensorDict
 
-from asyncrl.ports import StepContext
+from asyncrl.ports import Shards, StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.ragged import values_of
 from asyncrl.stages.stage import Stage, StageOutput
@@ -19,9 +19,9 @@ from asyncrl.stages.stage import Stage, StageOutput
 FORWARD_READS = frozenset({"prompts", "responses", "input_ids", "position_ids", "response_mask"})
 """What a forward pass that scores responses reads; prompts and responses only for the invariant that they make up the input ids."""
 
-LogProbs = Callable[[TensorDict], tuple[torch.Tensor, torch.Tensor]]
-"""Columns -> (log-probs, entropy), both ragged float32 on the response axis."""
-Squares = Callable[[TensorDict], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+LogProbs = Callable[[TensorDict, Shards], tuple[torch.Tensor, torch.Tensor]]
+"""(columns, who takes which rows) -> (log-probs, entropy), both ragged float32 on the response axis."""
+Squares = Callable[[TensorDict, Shards], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """The same, and the sum of squared probabilities over the vocabulary at each token."""
 
 
@@ -30,7 +30,7 @@ def recompute_stage(log_probs: "LogProbs | Squares", *, with_squares: bool = Fal
     names = ("old_log_probs", "entropy", *(["sum_pi_squared"] if with_squares else []))
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
-        written = dict(zip(names, log_probs(columns), strict=True))
+        written = dict(zip(names, log_probs(columns, context.shards), strict=True))
         mask, entropy = values_of(columns["response_mask"]), values_of(written["entropy"])
         mean_entropy = entropy[mask].mean() if mask.any() else entropy.new_zeros(())
         return StageOutput(columns=written, metrics={"actor/entropy": float(mean_entropy)})

@@ -12,7 +12,7 @@ def ref_log_prob_stage(log_probs: LogProbs) -> Stage:
     """log_probs: of the frozen reference."""
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
-        reference, _ = log_probs(columns)
+        reference, _ = log_probs(columns, context.shards)
         return StageOutput(columns={"ref_log_prob": reference})
 
     return Stage(name="ref_log_prob", reads=FORWARD_READS, writes=frozenset({"ref_log_prob"}), compute=compute)

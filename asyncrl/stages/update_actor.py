@@ -5,7 +5,7 @@ from typing import Protocol
 
 from tensordict import TensorDict
 
-from asyncrl.ports import StepContext
+from asyncrl.ports import Shards, StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.stages.old_log_prob import FORWARD_READS
 from asyncrl.stages.stage import Stage, StageOutput
@@ -15,9 +15,16 @@ class Update(Protocol):
     """Updates the policy; returns metrics."""
 
     def __call__(
-        self, columns: TensorDict, group_ids: Sequence[str | None], session_ids: Sequence[str | None], *, seed: int
+        self,
+        columns: TensorDict,
+        group_ids: Sequence[str | None],
+        session_ids: Sequence[str | None],
+        *,
+        seed: int,
+        shards: Shards,
     ) -> dict[str, float]:
-        """group_ids, session_ids: uid and session of each row, None for padding; seed: of what a loss picks at random."""
+        """group_ids, session_ids: uid and session of each row, None for padding; seed: of what a loss picks at random;
+        shards: who takes which rows."""
         ...
 
 
@@ -26,7 +33,8 @@ def update_actor_stage(update: Update, *, columns: Iterable[str] = ()) -> Stage:
     reads = FORWARD_READS | {"loss_mask", "advantages", "rollout_log_probs"} | set(columns)
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
-        return StageOutput(metrics=update(columns, batch.groups, batch.sessions, seed=context.seed))
+        metrics = update(columns, batch.groups, batch.sessions, seed=context.seed, shards=context.shards)
+        return StageOutput(metrics=metrics)
 
     return Stage(name="update_actor", reads=reads, writes=frozenset(), compute=compute, learns=True)
 

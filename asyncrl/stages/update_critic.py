@@ -5,14 +5,14 @@ from dataclasses import replace
 
 from tensordict import TensorDict
 
-from asyncrl.ports import StepContext
+from asyncrl.ports import Shards, StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.ragged import values_of
 from asyncrl.stages.old_log_prob import FORWARD_READS
 from asyncrl.stages.stage import Stage, StageOutput
 
-UpdateCritic = Callable[[TensorDict, Sequence[str | None]], dict[str, float]]
-"""(columns, uid of each row, None for padding) -> metrics."""
+UpdateCritic = Callable[[TensorDict, Sequence[str | None], Shards], dict[str, float]]
+"""(columns, uid of each row, None for padding; who takes which rows) -> metrics."""
 
 
 def update_critic_stage(update: UpdateCritic, *, has_loss_weights: bool = False) -> Stage:
@@ -23,7 +23,7 @@ def update_critic_stage(update: UpdateCritic, *, has_loss_weights: bool = False)
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
         explained = _explained(columns)  # before the update: of the values that the advantages were computed with
-        return StageOutput(metrics={**update(columns, batch.groups), **explained})
+        return StageOutput(metrics={**update(columns, batch.groups, context.shards), **explained})
 
     return Stage(name="update_critic", reads=reads, writes=frozenset(), compute=compute, learns=True)
 

@@ -5,21 +5,21 @@ from collections.abc import Callable
 import torch
 from tensordict import TensorDict
 
-from asyncrl.ports import StepContext
+from asyncrl.ports import Shards, StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.ragged import values_of
 from asyncrl.stages.old_log_prob import FORWARD_READS
 from asyncrl.stages.stage import Stage, StageOutput
 
-Values = Callable[[TensorDict], torch.Tensor]
-"""Columns -> values, ragged float32 on the response axis, 0 outside the mask."""
+Values = Callable[[TensorDict, Shards], torch.Tensor]
+"""(columns, who takes which rows) -> values, ragged float32 on the response axis, 0 outside the mask."""
 
 
 def values_stage(values: Values) -> Stage:
     """values: of the critic. Metrics: critic/values/{mean,max,min} over the policy tokens; none when there are none."""
 
     def compute(columns: TensorDict, batch: KVBatchMeta, context: StepContext) -> StageOutput:
-        found = values(columns)
+        found = values(columns, context.shards)
         valid = values_of(found)[values_of(columns["response_mask"])]
         metrics = {f"critic/values/{name}": float(getattr(valid, name)()) for name in ("mean", "max", "min") if len(valid)}
         return StageOutput(columns={"values": found}, metrics=metrics)

@@ -23,12 +23,12 @@ from asyncrl.algorithms.kl import kl_penalty
 from asyncrl.algorithms.losses.inputs import LossInputs
 from asyncrl.chosen import chosen_correction, chosen_loss
 from asyncrl.config import TrainRun
-from asyncrl.errors import AlgorithmError, ConfigError
-from asyncrl.ports import Topology
+from asyncrl.errors import AlgorithmError
+from asyncrl.ports import Shards, Topology
 from asyncrl.protocol.mini_batches import mini_batches, numbered
 from asyncrl.protocol.ragged import rows_of
 from asyncrl.training.learner import Learner, LearnerState, Snapshot
-from asyncrl.training.mesh import open_mesh, topology_of
+from asyncrl.training.mesh import Mesh, open_mesh
 from asyncrl.training.mini_batch import Tally, means, mini_batch_weights
 from asyncrl.training.model import build_policy
 from asyncrl.training.preparation import ActorRows, Prepared, prepare
@@ -42,52 +42,50 @@ class Actor:
     Raises ModelError and ConfigError as `Learner` does.
     """
 
-    def __init__(self, run: TrainRun, *, total_updates: int = 0) -> None:
+    def __init__(self, run: TrainRun, mesh: Mesh | None = None, *, total_updates: int = 0) -> None:
         total = total_updates or run.trainer.total_training_steps * run.updates_per_batch
         self._config = run.actor
         self._temperature = run.rollout.temperature
         self._groups_a_mini_batch = run.mini_batch_groups
-        mesh = open_mesh()
+        mesh = mesh or open_mesh()
         self._scale = run.actor.loss_scale_factor or float(run.data.max_response_length)
         self._loss = chosen_loss(run)
         corrects_here = run.old_log_probs == "bypass" and run.algorithm.rollout_correction.is_on
         self._correction = chosen_correction(run.algorithm) if corrects_here else None
         self._tells_mismatch = run.old_log_probs != "recompute" and not corrects_here  # else the correction tells it
-        if mesh.size() > 1 and (self._loss.spec.select or self._correction):
-            raise ConfigError("tokens of a mini-batch are picked and normalised on one rank only: use another loss, or one rank")
-        self._learner = Learner(build_policy(run.model, mesh), mesh, run.actor.optim, total_updates=total)
+        self.learner = Learner(build_policy(run.model, mesh), mesh, run.actor.optim, total_updates=total)
 
     @property
     def updates(self) -> int:
         """Optimizer steps so far, skipped ones included."""
-        return self._learner.updates
+        return self.learner.updates
 
     @property
     def skipped_updates(self) -> int:
         """Updates skipped because their gradient was not finite."""
-        return self._learner.skipped_updates
+        return self.learner.skipped_updates
 
-    def log_probs(self, columns: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+    def log_probs(self, columns: TensorDict, shards: Shards = ()) -> tuple[torch.Tensor, torch.Tensor]:
         """(log_probs, entropy), ragged float32 on the response axis, 0 where response_mask is 0. Changes nothing."""
         return score_responses(
-            self._learner.module, columns, max_tokens=self._config.ppo_max_token_len_per_gpu, temperature=self._temperature
+            self.learner.module, columns, max_tokens=self._config.ppo_max_token_len_per_gpu, temperature=self._temperature
         )
 
-    def log_probs_and_squares(self, columns: TensorDict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def log_probs_and_squares(self, columns: TensorDict, shards: Shards = ()) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `log_probs`, and the sum over the vocabulary of squared probabilities at each token. Changes nothing."""
-        forward = partial(self._learner.module, temperature=self._temperature, with_squares=True)
+        forward = partial(self.learner.module, temperature=self._temperature, with_squares=True)
         log_probs, entropy, squares = score_tokens(forward, columns, max_tokens=self._config.ppo_max_token_len_per_gpu, count=3)
         return log_probs, entropy, squares
 
     @property
     def topology(self) -> Topology:
         """How the actor's processes are cut."""
-        return topology_of(self._learner.mesh)
+        return self.learner.mesh.topology
 
     @property
     def num_ranks(self) -> int:
         """Ranks that share a batch: the data-parallel size of the mesh."""
-        return self._learner.mesh.size()
+        return self.learner.mesh.dp_size
 
     def update(
         self,
@@ -96,6 +94,7 @@ class Actor:
         session_ids: Sequence[str | None] | None = None,
         *,
         seed: int = 0,
+        shards: Shards = (),
     ) -> dict[str, float]:
         """One pass of `ppo_epochs` over the batch, an optimizer step for each mini-batch of groups, in order of first appearance.
 
@@ -116,7 +115,7 @@ class Actor:
                     error.has_learned = bool(reports)
                     raise
                 reports.append(report)
-        return {**means(reports), "actor/skipped_updates": float(self._learner.skipped_updates)}
+        return {**means(reports), "actor/skipped_updates": float(self.learner.skipped_updates)}
 
     def _update_mini_batch(self, batch: "_Batch", chosen: Sequence[int], *, is_first: bool, seed: int) -> dict[str, float]:
         score = partial(self._log_probs_now, batch.rows)
@@ -125,7 +124,6 @@ class Actor:
             prepared.kept,
             chosen,
             self._loss.spec.aggregation or self._config.loss_agg_mode,
-            self._learner.mesh,
             sequences_B=batch.values.sessions_B,
             scale=self._scale,
         )
@@ -133,7 +131,7 @@ class Actor:
         together = batch.values.sessions_B.tolist() if self._loss.spec.is_sequence_level else ()
         for rows in batch.rows.micro_batches(chosen, self._config.ppo_max_token_len_per_gpu, together=together):
             self._accumulate(micro, rows)
-        report = self._learner.step(lambda: micro.tally.suspects(batch.group_ids, chosen))
+        report = self.learner.step(lambda: micro.tally.suspects(batch.group_ids, chosen))
         numbers = {**prepared.metrics, **micro.tally.metrics(), **(micro.mismatch() if self._tells_mismatch else {})}
         return {**numbers, "actor/grad_norm": report.grad_norm, "actor/lr": report.lr}
 
@@ -144,7 +142,7 @@ class Actor:
             found[row] = torch.zeros(len(rows.mask[row]))
         with torch.no_grad():
             for places in rows.micro_batches(chosen, self._config.ppo_max_token_len_per_gpu):
-                log_prob, _ = self._learner.module(rows.token_batch(places), self._temperature)
+                log_prob, _ = self.learner.module(rows.token_batch(places), self._temperature)
                 for row, values in zip(places, rows.split(log_prob.float(), places), strict=True):
                     found[row][rows.mask[row]] = values
         return found
@@ -152,7 +150,7 @@ class Actor:
     def _accumulate(self, micro: "_MicroBatches", rows: Sequence[int]) -> None:
         """Forward and backward of one micro-batch. Rejected tokens have weight 0, and are not shown to the policy loss."""
         config, values, tally, pick = self._config, micro.batch.values, micro.tally, micro.batch.rows.on_policy_tokens
-        log_prob, entropy = self._learner.module(micro.batch.rows.token_batch(rows), self._temperature, config.entropy_coeff > 0)
+        log_prob, entropy = self.learner.module(micro.batch.rows.token_batch(rows), self._temperature, config.entropy_coeff > 0)
         weight = pick(micro.weights, rows)
         kept = pick(micro.prepared.kept, rows)
         inputs = micro.loss_inputs(rows, log_prob, kept)
@@ -166,7 +164,7 @@ class Actor:
             terms["actor/kl_loss"] = kl_penalty(log_prob, pick(values.reference, rows), config.kl_loss_type)
             loss = loss + config.kl_loss_coef * terms["actor/kl_loss"]
         terms |= {"actor/entropy_loss": entropy, "actor/loss": loss}
-        self._learner.backward((loss * weight).sum())
+        self.learner.backward((loss * weight).sum())
         for name, numbers in terms.items():
             tally.add_sum(name, (numbers.detach() * weight).sum())
         tally.add_mean("actor/entropy", entropy.detach())
@@ -177,27 +175,27 @@ class Actor:
 
     def snapshot(self, version: int) -> Snapshot:
         """Copies of all weights by Hugging Face name, for `engine.publish`."""
-        return self._learner.snapshot(version)
+        return self.learner.snapshot(version)
 
     def state(self) -> LearnerState:
         """Copies of weights, optimizer, random generator and counters, for a checkpoint."""
-        return self._learner.state()
+        return self.learner.state()
 
     def load(self, state: LearnerState) -> None:
         """Go on from a checkpoint. Raises CheckpointError when it is of another model."""
-        self._learner.load(state)
+        self.learner.load(state)
 
 
 class Reference:
     """The frozen model at `model.path`: log-probs for a KL term. It has no optimizer and never changes."""
 
-    def __init__(self, run: TrainRun) -> None:
+    def __init__(self, run: TrainRun, mesh: Mesh | None = None) -> None:
         self._max_tokens = run.actor.ppo_max_token_len_per_gpu
         self._temperature = run.rollout.temperature
-        self._policy = build_policy(run.model, open_mesh())
+        self._policy = build_policy(run.model, mesh or open_mesh())
         self._policy.requires_grad_(False)
 
-    def log_probs(self, columns: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+    def log_probs(self, columns: TensorDict, shards: Shards = ()) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Actor.log_probs`."""
         return score_responses(self._policy, columns, max_tokens=self._max_tokens, temperature=self._temperature)
 

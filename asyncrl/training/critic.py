@@ -21,10 +21,11 @@ from tensordict import TensorDict
 from asyncrl.algorithms.values import value_loss
 from asyncrl.config import TrainRun
 from asyncrl.errors import ModelError
+from asyncrl.ports import Shards
 from asyncrl.protocol.mini_batches import mini_batches
 from asyncrl.protocol.ragged import rows_of, values_of
 from asyncrl.training.learner import Learner, LearnerState
-from asyncrl.training.mesh import open_mesh
+from asyncrl.training.mesh import Mesh, open_mesh
 from asyncrl.training.mini_batch import Tally, means, mini_batch_weights
 from asyncrl.training.scoring import Rows, score_tokens
 from asyncrl.training.token_batch import TokenBatch
@@ -38,8 +39,8 @@ class Critic:
     Raises ModelError as `load_model` does, and ConfigError as `Learner` does.
     """
 
-    def __init__(self, run: TrainRun, *, total_updates: int = 0) -> None:
-        mesh = open_mesh()
+    def __init__(self, run: TrainRun, mesh: Mesh | None = None, *, total_updates: int = 0) -> None:
+        mesh = mesh or open_mesh()
         self._key = "critic.model_path" if run.critic.model_path else "model.path"
         self._config = run.critic
         self._path = run.critic_model.path
@@ -47,19 +48,19 @@ class Critic:
         self._groups_a_mini_batch = run.mini_batch_groups
         total = total_updates or run.trainer.total_training_steps * run.updates_per_batch
         model = build_value_model(run.critic_model, mesh, key=self._key)
-        self._learner = Learner(model, mesh, run.critic.optim, total_updates=total)
+        self.learner = Learner(model, mesh, run.critic.optim, total_updates=total)
 
     @property
     def updates(self) -> int:
         """Optimizer steps so far, skipped ones included."""
-        return self._learner.updates
+        return self.learner.updates
 
     @property
     def skipped_updates(self) -> int:
         """Updates skipped because their gradient was not finite."""
-        return self._learner.skipped_updates
+        return self.learner.skipped_updates
 
-    def values(self, columns: TensorDict) -> torch.Tensor:
+    def values(self, columns: TensorDict, shards: Shards = ()) -> torch.Tensor:
         """Ragged float32 on the response axis, 0 where response_mask is 0. Changes nothing.
 
         columns: input_ids, position_ids, response_mask. Raises ModelError for a token that the critic's vocabulary lacks.
@@ -69,17 +70,17 @@ class Critic:
         return values
 
     def _forward(self, tokens: TokenBatch) -> tuple[torch.Tensor]:
-        return (self._learner.module(tokens),)
+        return (self.learner.module(tokens),)
 
     def _check_ids(self, columns: TensorDict) -> None:
-        ids, size = values_of(columns["input_ids"]), self._learner.module.vocab_size
+        ids, size = values_of(columns["input_ids"]), self.learner.module.vocab_size
         if len(ids) and int(ids.max()) >= size:
             raise ModelError(
                 f"{self._key} = {self._path!r} has a vocabulary of {size} tokens, and a trajectory has token {int(ids.max())}; "
                 "the critic must start from a model with the policy's tokenizer"
             )
 
-    def update(self, columns: TensorDict, group_ids: Sequence[str | None]) -> dict[str, float]:
+    def update(self, columns: TensorDict, group_ids: Sequence[str | None], shards: Shards = ()) -> dict[str, float]:
         """One pass of `actor.ppo_epochs` over the batch, an optimizer step for each mini-batch of groups, as the actor's.
 
         columns: input_ids, position_ids, response_mask, values, returns; loss_weights, when there. group_ids: the uid of each row,
@@ -92,24 +93,24 @@ class Critic:
             for _ in range(self._num_passes)
             for chosen in mini_batches(group_ids, self._groups_a_mini_batch)
         ]
-        return {**means(reports), "critic/skipped_updates": float(self._learner.skipped_updates)}
+        return {**means(reports), "critic/skipped_updates": float(self.learner.skipped_updates)}
 
     def _update_mini_batch(self, batch: "_Batch", chosen: Sequence[int]) -> dict[str, float]:
-        weights = mini_batch_weights(batch.rows.mask, chosen, "token-mean", self._learner.mesh, loss_weights=batch.loss_weights)
+        weights = mini_batch_weights(batch.rows.mask, chosen, "token-mean", loss_weights=batch.loss_weights)
         tally = Tally()
         for rows in batch.rows.micro_batches(chosen, self._config.ppo_max_token_len_per_gpu):
             self._accumulate(batch, rows, weights, tally)
-        report = self._learner.step(lambda: tally.suspects(batch.group_ids, chosen))
+        report = self.learner.step(lambda: tally.suspects(batch.group_ids, chosen))
         return {**tally.metrics(), "critic/grad_norm": report.grad_norm, "critic/lr": report.lr}
 
     def _accumulate(self, batch: "_Batch", rows: Sequence[int], weights: list[torch.Tensor], tally: Tally) -> None:
         """Forward and backward of one micro-batch."""
         pick = batch.rows.on_policy_tokens
-        values = self._learner.module(batch.rows.token_batch(rows))
+        values = self.learner.module(batch.rows.token_batch(rows))
         weight = pick(weights, rows)
         loss = value_loss(values, pick(batch.values, rows), pick(batch.returns, rows), cliprange_value=self._config.cliprange_value)
         total = (loss.loss_n * weight).sum()
-        self._learner.backward(total)
+        self.learner.backward(total)
         tally.add_sum("critic/vf_loss", total.detach())
         counts = weight != 0
         for name, facts_n in loss.facts.items():
@@ -118,11 +119,11 @@ class Critic:
 
     def state(self) -> LearnerState:
         """Copies of weights, optimizer, random generator and counters, for a checkpoint."""
-        return self._learner.state()
+        return self.learner.state()
 
     def load(self, state: LearnerState) -> None:
         """Go on from a checkpoint. Raises CheckpointError when it is of another model."""
-        self._learner.load(state)
+        self.learner.load(state)
 
 
 class _Batch:

@@ -6,17 +6,14 @@ Invariant: nothing here depends on how the mini-batch is cut into micro-batches.
 from collections.abc import Sequence
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
-from asyncrl.algorithms.aggregation import AggregationMode, count_sequences, token_weights
-from asyncrl.training.mesh import all_sum
+from asyncrl.algorithms.aggregation import AggregationMode, token_weights
 
 
 def mini_batch_weights(
     masks: Sequence[torch.Tensor],
     chosen: Sequence[int],
     mode: AggregationMode,
-    mesh: DeviceMesh,
     *,
     loss_weights: Sequence[torch.Tensor] = (),
     sequences_B: torch.Tensor | None = None,
@@ -31,8 +28,7 @@ def mini_batch_weights(
     weighed = _padded(loss_weights, chosen) if loss_weights else None
     counted = padded if weighed is None else padded & (weighed > 0)
     sequences = None if sequences_B is None else sequences_B[list(chosen)]
-    num_tokens, num_rows = all_sum([float(counted.sum()), float(count_sequences(counted, sequences))], mesh)
-    found = token_weights(counted, mode, num_tokens=num_tokens, num_rows=num_rows, sequences_B=sequences, scale=scale)
+    found = token_weights(counted, mode, sequences_B=sequences, scale=scale)
     found = found if weighed is None else found * weighed
     weights = [torch.empty(0)] * len(masks)
     for row, weight in zip(chosen, found, strict=True):

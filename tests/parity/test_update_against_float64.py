@@ -98,14 +98,14 @@ def test_loss_and_every_gradient_are_those_of_a_plain_float64_step(
         keys |= {"use_kl_loss": True, "kl_loss_type": kl, "kl_loss_coef": 0.3}
     run, columns = make_run(tied, **keys), random_columns(reference=bool(kl))
     actor, gradients = Actor(run), dict[str, torch.Tensor]()
-    step = actor._learner.step
+    step = actor.learner.step
 
     def keep_gradients(suspects: Callable[[], str]) -> object:
-        found = {name: parameter.grad for name, parameter in actor._learner._parameters.items()}
+        found = {name: parameter.grad for name, parameter in actor.learner._parameters.items()}
         gradients.update({name: full_copy(grad).double() for name, grad in found.items() if grad is not None})
         return step(suspects)
 
-    actor._learner.step = keep_gradients  # type: ignore[method-assign, assignment]
+    actor.learner.step = keep_gradients  # type: ignore[method-assign, assignment]
     metrics = actor.update(columns, UIDS)
     model = AutoModelForCausalLM.from_pretrained(run.model.path, dtype=torch.float64, attn_implementation="eager")
     loss = plain_loss(model, columns, run)

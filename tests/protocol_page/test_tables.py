@@ -14,7 +14,7 @@ from asyncrl import errors
 from asyncrl.config import TrainRun
 from asyncrl.errors import TransitionError
 from asyncrl.fields import CATALOGUE
-from asyncrl.ports import GroupStatus
+from asyncrl.ports import GroupStatus, Shards
 from asyncrl.protocol import invariants
 from asyncrl.protocol_page import tables
 from asyncrl.protocol_page.tables import data_errors, meaning_and_remedy, run_stages
@@ -73,7 +73,7 @@ RUNS: dict[str, dict[str, Any]] = {
 """`algorithm` of runs that have, together, every stage with all that it may read and write."""
 
 
-def _no_forward(columns: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+def _no_forward(columns: TensorDict, shards: Shards) -> tuple[torch.Tensor, torch.Tensor]:
     raise AssertionError("no stage runs here")
 
 

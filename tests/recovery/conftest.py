@@ -81,13 +81,13 @@ class Actor:
     def snapshot(self, version: int) -> Weights:
         return Weights()
 
-    def log_probs(self, columns: Any) -> Any:
+    def log_probs(self, columns: Any, shards: Any = ()) -> Any:
         raise NotImplementedError
 
-    def log_probs_and_squares(self, columns: Any) -> Any:
+    def log_probs_and_squares(self, columns: Any, shards: Any = ()) -> Any:
         raise NotImplementedError
 
-    def update(self, columns: Any, group_ids: Any, session_ids: Any, *, seed: int) -> dict[str, float]:
+    def update(self, columns: Any, group_ids: Any, session_ids: Any, *, seed: int, shards: Any = ()) -> dict[str, float]:
         raise NotImplementedError
 
 

@@ -9,7 +9,7 @@ from tensordict import NonTensorStack, TensorDict
 from asyncrl.config import AlgorithmConfig
 from asyncrl.config.learning import KLControlConfig
 from asyncrl.errors import FieldError
-from asyncrl.ports import StepContext
+from asyncrl.ports import Shards, StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.ragged import ragged, rows_of
 from asyncrl.stages.advantage import advantage_stage, kl_coefficient
@@ -103,7 +103,7 @@ def test_a_component_that_the_reward_did_not_return_is_named_with_its_row() -> N
 
 
 def test_eliding_old_log_probs_is_no_stage_and_bypassing_costs_no_forward_pass() -> None:
-    def forward(columns: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(columns: TensorDict, shards: Shards) -> tuple[torch.Tensor, torch.Tensor]:
         raise AssertionError("no forward pass is needed")
 
     assert old_log_prob_stages("elide", forward) == ()

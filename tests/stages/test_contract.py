@@ -25,14 +25,14 @@ from asyncrl.transfer_queue import TransferQueue
 from asyncrl.world import RealWorld
 
 ADVANTAGE = advantage_stage(AlgorithmConfig())
-BYPASS, RECOMPUTE = bypass_stage(), recompute_stage(lambda columns: (columns["x"], columns["x"]))
-REFERENCE = ref_log_prob_stage(lambda columns: (columns["x"], columns["x"]))
+BYPASS, RECOMPUTE = bypass_stage(), recompute_stage(lambda columns, shards: (columns["x"], columns["x"]))
+REFERENCE = ref_log_prob_stage(lambda columns, shards: (columns["x"], columns["x"]))
 METRICS = batch_metrics_stage()
 
 
 def update(*, old: bool = False, reference: bool = False) -> Stage:
     names = {name for name, is_there in (("old_log_probs", old), ("ref_log_prob", reference)) if is_there}
-    return update_actor_stage(lambda columns, group_ids, session_ids, *, seed: {}, columns=names)
+    return update_actor_stage(lambda columns, group_ids, session_ids, *, seed, shards: {}, columns=names)
 
 
 def odd(name: str, *, reads: str = "", writes: str = "") -> Stage:

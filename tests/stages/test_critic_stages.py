@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from asyncrl.config import TrainRun
 from asyncrl.keys import TRAIN
-from asyncrl.ports import StepContext
+from asyncrl.ports import Shards, StepContext
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.ragged import ragged
 from asyncrl.stages.stage import Stage, StageOutput
@@ -37,21 +37,21 @@ def context(step: int = 1) -> StepContext:
 
 def test_values_are_written_and_told() -> None:
     given = columns([1.0, 0.0, 2.0, 6.0], [0.0] * 4)
-    output = values_stage(lambda columns: columns["values"]).compute(given, BATCH, context())
+    output = values_stage(lambda columns, shards: columns["values"]).compute(given, BATCH, context())
     assert output.columns == {"values": given["values"]}
     assert output.metrics == {"critic/values/mean": 3.0, "critic/values/max": 6.0, "critic/values/min": 1.0}
 
 
 def test_a_batch_without_policy_tokens_has_values_and_no_numbers() -> None:
     nothing = TensorDict({"response_mask": ragged([torch.tensor([False])]), "values": ragged([torch.zeros(1)])}, batch_size=[1])
-    output = values_stage(lambda columns: columns["values"]).compute(nothing, BATCH, context())
+    output = values_stage(lambda columns, shards: columns["values"]).compute(nothing, BATCH, context())
     assert (set(output.columns), output.metrics) == ({"values"}, {})
 
 
 def critic_metrics(values: Sequence[float], returns: Sequence[float]) -> dict[str, float]:
     seen: list[Sequence[str | None]] = []
 
-    def update(columns: TensorDict, group_ids: Sequence[str | None]) -> dict[str, float]:
+    def update(columns: TensorDict, group_ids: Sequence[str | None], shards: Shards) -> dict[str, float]:
         seen.append(group_ids)
         return {"critic/vf_loss": 0.5}
 
@@ -71,8 +71,8 @@ def test_the_share_of_the_returns_that_the_values_explain() -> None:
 
 
 def test_rejected_tokens_are_read_where_a_stage_writes_them() -> None:
-    assert "loss_weights" not in update_critic_stage(lambda columns, uids: {}).reads
-    assert "loss_weights" in update_critic_stage(lambda columns, uids: {}, has_loss_weights=True).reads
+    assert "loss_weights" not in update_critic_stage(lambda columns, uids, shards: {}).reads
+    assert "loss_weights" in update_critic_stage(lambda columns, uids, shards: {}, has_loss_weights=True).reads
 
 
 # --- warm-up ----------------------------------------------------------------------------------------------------------------------

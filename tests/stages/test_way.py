@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from asyncrl.config import TrainRun, parse_run
-from asyncrl.ports import Topology, WeightSnapshot
+from asyncrl.ports import Shards, Topology, WeightSnapshot
 from asyncrl.stages.advantage import kl_coefficient
 from asyncrl.stages.stage import Stage
 from asyncrl.wiring import stages_of
@@ -17,23 +17,30 @@ Ids = Sequence[str | None]
 
 
 class Idle:
-    """A policy and a critic whose stages are only looked at."""
+    """A policy whose stages are only looked at."""
 
     num_ranks, topology = 1, Topology()
 
     def snapshot(self, version: int) -> WeightSnapshot:
         raise AssertionError
 
-    def log_probs(self, columns: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+    def log_probs(self, columns: TensorDict, shards: Shards = ()) -> tuple[torch.Tensor, torch.Tensor]:
         raise AssertionError
 
-    def log_probs_and_squares(self, columns: TensorDict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def log_probs_and_squares(self, columns: TensorDict, shards: Shards = ()) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         raise AssertionError
 
-    def values(self, columns: TensorDict) -> torch.Tensor:
+    def update(self, columns: TensorDict, group_ids: Ids, session_ids: Ids, *, seed: int, shards: Shards = ()) -> dict[str, float]:
         raise AssertionError
 
-    def update(self, columns: TensorDict, group_ids: Ids, session_ids: Ids = (), *, seed: int = 0) -> dict[str, float]:
+
+class IdleCritic:
+    """Such a critic."""
+
+    def values(self, columns: TensorDict, shards: Shards = ()) -> torch.Tensor:
+        raise AssertionError
+
+    def update(self, columns: TensorDict, group_ids: Ids, shards: Shards = ()) -> dict[str, float]:
         raise AssertionError
 
 
@@ -44,7 +51,7 @@ def way(algorithm: dict[str, Any], **actor: Any) -> dict[str, Stage]:
         run,
         Idle(),
         reference=Idle().log_probs if run.needs_reference else None,
-        critic=Idle() if run.has_critic else None,
+        critic=IdleCritic() if run.has_critic else None,
         kl=kl_coefficient(run.algorithm),
     )
     return {stage.name: stage for stage in stages}

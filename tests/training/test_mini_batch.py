@@ -5,14 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrl.training.mesh import open_mesh
 from asyncrl.training.mini_batch import Tally, means, mini_batch_weights
 
 MASKS = [torch.tensor(row, dtype=torch.bool) for row in ([1, 0, 1], [1], [1, 1, 1, 1], [0, 0])]
 
 
 def weights(mode: Any = "token-mean", chosen: tuple[int, ...] = (0, 1, 2, 3), **options: Any) -> list[list[float]]:
-    return [row.tolist() for row in mini_batch_weights(MASKS, chosen, mode, open_mesh(), **options)]
+    return [row.tolist() for row in mini_batch_weights(MASKS, chosen, mode, **options)]
 
 
 def test_a_row_outside_the_mini_batch_has_no_weight_and_counts_nowhere() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from asyncrl.config.simulation import Scenario
-from asyncrl.ports import Topology
+from asyncrl.ports import Shards, Topology
 from asyncrl.protocol.ragged import values_of
 from asyncrl.simulation.seams import Seams
 from asyncrl.simulation.world import SimWorld
@@ -46,19 +46,27 @@ class SimPolicy:
         self._world.spend(self._config.snapshot_s)
         return SimSnapshot(lineage=self.lineage)
 
-    def log_probs(self, columns: "TensorDict") -> "tuple[torch.Tensor, torch.Tensor]":
+    def log_probs(self, columns: "TensorDict", shards: Shards = ()) -> "tuple[torch.Tensor, torch.Tensor]":
         """The engine's own, which a model with the same weights would give; entropy 1 where the policy spoke."""
         self._spend("forward", self._config.forward_token_s * self._num_tokens(columns))
         mask = columns["response_mask"]
         return columns["rollout_log_probs"] if "rollout_log_probs" in columns else mask.float() * -0.5, mask.float()
 
-    def log_probs_and_squares(self, columns: "TensorDict") -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+    def log_probs_and_squares(
+        self, columns: "TensorDict", shards: Shards = ()
+    ) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
         """A sum of squares of 0.5 where the policy spoke: an even choice between two tokens."""
         log_probs, entropy = self.log_probs(columns)
         return log_probs, entropy, entropy * 0.5
 
     def update(
-        self, columns: "TensorDict", group_ids: Sequence[str | None], session_ids: Sequence[str | None], *, seed: int
+        self,
+        columns: "TensorDict",
+        group_ids: Sequence[str | None],
+        session_ids: Sequence[str | None],
+        *,
+        seed: int,
+        shards: Shards = (),
     ) -> dict[str, float]:
         self._seams.updated(columns, group_ids)
         seconds = self._config.update_call_s + self._config.update_token_s * self._num_tokens(columns)
