@@ -1,7 +1,7 @@
 """Log-probs and entropies of tokens from hidden states: logits exist in chunks of tokens, forward and backward, never all at once.
 
-Legend: N tokens, n tokens of a chunk, H hidden size, V vocabulary. `head_log_probs` is the fast one (trainer); `logits_log_probs` is
-its definition.
+Legend: N tokens, n tokens of a chunk, H hidden size, V vocabulary. `head_log_probs` is the trainer's; `logits_log_probs` is its
+definition.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ KEEP_BYTES = 1 << 30
 """Softmax numerators kept for the backward pass at most. Where all would be more, none is kept: they are computed again, chunk by
 chunk, from the hidden states."""
 _LEAST_LOG = -1e4
-"""Stands for the log of a probability of 0, so that their product is 0 and not NaN. The exponential of less is 0 in float64, too."""
+"""Stands for the log of a probability of 0, so that their product is 0 and not NaN. In float64, too, exp(-1e4) is 0."""
 
 
 def logits_log_probs(
@@ -190,9 +190,7 @@ class _Gradients:
     bias_V: torch.Tensor | None
 
     @classmethod
-    def of(
-        cls, hidden_NH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, *, needed: Sequence[bool]
-    ) -> Self:
+    def of(cls, hidden_NH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, *, needed: Sequence[bool]) -> Self:
         wide = torch.promote_types(weight_VH.dtype, torch.float32)
         return cls(
             inputs=(hidden_NH, weight_VH, bias_V),
