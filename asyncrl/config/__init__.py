@@ -3,9 +3,11 @@
 sections    every key, its default and its help        runs         the sections of a run, rules and sums across keys
 learning    the same of [algorithm], [actor], [critic] loading      TOML and overrides to a run, and back
 rewards     the same of [reward]                       algorithms   what each estimator and loss reads
-idle_keys   keys without effect are errors too         keys         walks over declared and given keys
+idle_keys   keys without effect are errors too         cluster      how the ranks are cut, and token budgets
+keys        walks over declared and given keys
 """
 
+from asyncrl.config.cluster import topology_of
 from asyncrl.config.keys import keys_of
 from asyncrl.config.learning import ActorConfig, AlgorithmConfig, FSDPConfig
 from asyncrl.config.loading import load_run, parse_run, to_toml
@@ -33,6 +35,7 @@ __all__ = [
     "parse_run",
     "to_toml",
     "keys_of",
+    "topology_of",
     "ActorConfig",
     "AgentConfig",
     "AlgorithmConfig",

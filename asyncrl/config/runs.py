@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from asyncrl.config.algorithms import TOKEN_BASELINES, check_algorithms, reinforces
+from asyncrl.config.cluster import check_cluster
 from asyncrl.config.learning import ActorConfig, AlgorithmConfig, CriticConfig, RolloutCorrectionConfig
 from asyncrl.config.rewards import RewardConfig, check_reward
 from asyncrl.config.sections import (
@@ -51,6 +52,7 @@ class TrainRun(Section):
         check_algorithms(self.algorithm, self.actor, group_size=self.rollout.n)
         check_reward(self.reward, max_response_length=self.data.max_response_length, components=self.algorithm.gdpo_reward_keys)
         _check_penalty(self)
+        check_cluster(self)
         return self
 
     @property

@@ -12,6 +12,7 @@ from asyncrl.config.learning import ActorConfig, AlgorithmConfig
 from asyncrl.config.rewards import RewardConfig
 from asyncrl.config.runs import TrainRun
 from asyncrl.config.sections import (
+    MOST,
     AgentConfig,
     Count,
     DataConfig,
@@ -246,7 +247,9 @@ class Scenario(Section):
         tools = [tool.name for tool in self.sim.tools] if self.agent.name == "tool_agent" else []
         agent = self.agent.model_copy(update={"tools": tools})
         trainer = self.trainer.model_copy(update={"log_trajectories": 0, "tensorboard": False})
-        sections |= {"data": data, "agent": agent, "trainer": trainer}
+        # There are no micro-batches, so that no budget is too small.
+        actor = self.actor.model_copy(update={"ppo_max_token_len_per_gpu": MOST})
+        sections |= {"data": data, "agent": agent, "trainer": trainer, "actor": actor}
         return TrainRun.model_validate({**sections, "model": {"path": "simulated"}})
 
 

@@ -41,7 +41,7 @@ def make_run() -> MakeRun:
 
     def make(folder: Path, **sections: dict[str, Json]) -> TrainRun:
         base: dict[str, dict[str, Json]] = {
-            "data": {"train_files": ["rows.jsonl"], "train_batch_size": 4},
+            "data": {"train_files": ["rows.jsonl"], "train_batch_size": 4, "max_prompt_length": 8, "max_response_length": 12},
             "model": {"path": str(folder)},
             "actor": {"optim": {"lr": 0.01}},
             "trainer": {"total_training_steps": 10},
