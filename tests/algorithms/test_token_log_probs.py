@@ -124,7 +124,7 @@ def test_numerators_are_kept_only_for_a_backward_pass_and_where_all_of_them_fit(
     num_tokens, vocab = 64 * 20, 500
     whole, chunk = num_tokens * vocab * 8, 64 * vocab * 8
     monkeypatch.setattr(token_log_probs, "CHUNK_ENTRIES", 1)
-    monkeypatch.setattr(token_log_probs, "KEEP_BYTES", whole - (case != "update, kept"))
+    monkeypatch.setattr(token_log_probs, "KEEP_BYTES", whole - (case == "update, computed again"))
     hidden = torch.randn(num_tokens, 4, dtype=torch.float64, requires_grad=True)
     weight, labels = torch.randn(vocab, 4, dtype=torch.float64), torch.zeros(num_tokens, dtype=torch.int64)
     with _LiveBytes() as live, torch.set_grad_enabled(case != "scoring"):
