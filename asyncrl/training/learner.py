@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
+from torch import nn
 
 from asyncrl.config import OptimConfig
 from asyncrl.errors import CheckpointError, ConfigError, NonFiniteGradientError
-from asyncrl.training.mesh import all_sum, copy_into, full_copy, like
+from asyncrl.training.gradients import groups_by_mesh, scale, total_norm
+from asyncrl.training.mesh import Mesh, all_sum, copy_into, full_copy, like
 from asyncrl.training.model import Wrapper
 from asyncrl.training.optim import learning_rate
+from asyncrl.training.sharding import free_gathered, units_of
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +60,10 @@ class Learner(Generic[Module]):
     """Not thread-safe: one thread at a time calls it (the world's `model` pool has one).
 
     module: sharded over the mesh, such as `build_policy` makes it; total_updates: optimizer steps of the whole run, the schedule's
-    end. Raises ConfigError when a schedule with an end has no total.
+    end. On many ranks every method is a collective. Raises ConfigError when a schedule with an end has no total.
     """
 
-    def __init__(self, module: Module, mesh: DeviceMesh, optim: OptimConfig, *, total_updates: int) -> None:
+    def __init__(self, module: Module, mesh: Mesh, optim: OptimConfig, *, total_updates: int) -> None:
         if total_updates < 1 and optim.lr_scheduler_type != "constant":
             raise ConfigError(f"lr_scheduler_type = {optim.lr_scheduler_type!r} needs the number of optimizer steps of the run")
         self._optim = optim
@@ -73,39 +75,48 @@ class Learner(Generic[Module]):
         self.skipped_updates = 0
         self._skipped_in_a_row = 0
         self._broken_losses = 0
-        self._parameters = {module.hf_name(name): parameter for name, parameter in module.named_parameters()}
-        self._optimizer = torch.optim.AdamW(
-            self._parameters.values(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, foreach=True
-        )
+        self._sums_are_whole = True
+        self.parameters: dict[str, nn.Parameter] = {module.hf_name(name): value for name, value in module.named_parameters()}
+        """All parameters by Hugging Face name, frozen ones too."""
+        self.trained = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
+        """Those that the optimizer changes."""
+        groups = [{"params": group} for group in groups_by_mesh(self.trained.values())]
+        self.optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, foreach=True)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of one micro-batch's share of the loss. FSDP averages over the ranks, the losses are shares of a sum.
+    def backward(self, loss: torch.Tensor, *, is_last: bool = True) -> None:
+        """Add the gradient of this rank's share of the loss, for one micro-batch; shares and gradients of all ranks are summed.
 
+        is_last: of the micro-batches before a step. Copies of the weights (HSDP) add up their gradients at the last one alone.
         A loss that is not finite spoils the update even where its gradient looks fine: the backward of a clamp turns NaN into 0.
         """
         self._broken_losses += not torch.isfinite(loss.detach())
-        (loss * self.mesh.size()).backward()  # type: ignore[no-untyped-call]
+        if not self.mesh.is_alone:
+            for unit in units_of(self.module):
+                unit.set_requires_all_reduce(is_last, recurse=False)
+        self._sums_are_whole = is_last
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, suspects: Callable[[], str]) -> UpdateReport:
         """Clip, update, clear the gradients. A loss or gradient that is not finite skips the update; `suspects()` names its rows.
 
         Raises NonFiniteGradientError after `max_nonfinite_in_a_row` skipped updates in a row.
         """
+        assert self._sums_are_whole, "the last micro-batch before a step is not told to be the last"
         lr = learning_rate(self._optim, self.updates, self._total_updates)
         self.updates += 1
-        grads = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        total_norm = torch.nn.utils.get_total_norm(grads, foreach=True)
-        norm = float(full_copy(total_norm))
+        gradients = [parameter.grad for parameter in self.trained.values() if parameter.grad is not None]
+        norm = total_norm(gradients)
         (broken,) = all_sum([float(self._broken_losses)], self.mesh)
         self._broken_losses = 0
         good = math.isfinite(norm) and not broken
         if good:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._optim.clip_grad, total_norm, foreach=True)
-            for group in self._optimizer.param_groups:
+            if norm > self._optim.clip_grad:
+                scale(gradients, self._optim.clip_grad / (norm + 1e-6))  # 1e-6 as in torch's clip_grad_norm_
+            for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            self._optimizer.step()
+            self.optimizer.step()
             self._skipped_in_a_row = 0
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         if not good:
             self._skip(norm, suspects())
         return UpdateReport(grad_norm=norm, lr=lr, skipped=not good)
@@ -121,49 +132,58 @@ class Learner(Generic[Module]):
 
     def snapshot(self, version: int) -> Snapshot:
         """A copy of the weights, labelled `version`. A collective over the mesh."""
-        return Snapshot(version=version, tensors={name: full_copy(tensor) for name, tensor in self._parameters.items()})
+        return Snapshot(version=version, tensors={name: full_copy(tensor) for name, tensor in self.parameters.items()})
+
+    def counters(self) -> dict[str, int]:
+        """What a checkpoint needs besides weights, moments and torch's generator."""
+        return {
+            "updates": self.updates,
+            "skipped_updates": self.skipped_updates,
+            "skipped_in_a_row": self._skipped_in_a_row,
+        }
+
+    def set_counters(self, counters: Mapping[str, int]) -> None:
+        """Go on at this place of the schedule, with weights and moments that were written into `parameters` and `optimizer`."""
+        self.updates = counters["updates"]
+        self.skipped_updates = counters["skipped_updates"]
+        self._skipped_in_a_row = counters["skipped_in_a_row"]
+        free_gathered(self.module)
 
     def state(self) -> LearnerState:
         """A copy of everything. A collective over the mesh."""
         moments = {
-            f"{moment}/{name}": full_copy(self._optimizer.state[parameter][moment])
-            for name, parameter in self._parameters.items()
+            f"{moment}/{name}": full_copy(self.optimizer.state[parameter][moment])
+            for name, parameter in self.parameters.items()
             for moment in _MOMENTS
-            if parameter in self._optimizer.state
+            if parameter in self.optimizer.state
         }
         return LearnerState(
             model=self.snapshot(0).tensors,
             optimizer=moments,
             rng=torch.get_rng_state(),
-            counters={
-                "updates": self.updates,
-                "skipped_updates": self.skipped_updates,
-                "skipped_in_a_row": self._skipped_in_a_row,
-            },
+            counters=self.counters(),
             model_config_json=self.module.config_json(),
         )
 
     def load(self, state: LearnerState) -> None:
         """Go on from `state`. Raises CheckpointError, and changes nothing, when its parameters are not this model's."""
         self._check_names(state)
-        for name, parameter in self._parameters.items():
+        for name, parameter in self.parameters.items():
             copy_into(parameter, state.model[name])
             if f"step/{name}" in state.optimizer:
-                self._optimizer.state[parameter] = {
+                self.optimizer.state[parameter] = {
                     "step": state.optimizer[f"step/{name}"].clone(),
                     "exp_avg": like(parameter, state.optimizer[f"exp_avg/{name}"]),
                     "exp_avg_sq": like(parameter, state.optimizer[f"exp_avg_sq/{name}"]),
                 }
             else:
-                self._optimizer.state.pop(parameter, None)
+                self.optimizer.state.pop(parameter, None)
         torch.set_rng_state(state.rng)
-        self.updates = state.counters["updates"]
-        self.skipped_updates = state.counters["skipped_updates"]
-        self._skipped_in_a_row = state.counters["skipped_in_a_row"]
+        self.set_counters(state.counters)
 
     def _check_names(self, state: LearnerState) -> None:
-        wrong = sorted(set(self._parameters) ^ set(state.model))
+        wrong = sorted(set(self.parameters) ^ set(state.model))
         if not wrong:
-            wrong = [name for name, parameter in self._parameters.items() if parameter.shape != state.model[name].shape]
+            wrong = [name for name, parameter in self.parameters.items() if parameter.shape != state.model[name].shape]
         if wrong:
             raise CheckpointError(f"the checkpoint is of another model: parameter {wrong[0]!r} differs ({len(wrong)} in all)")

@@ -12,19 +12,21 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from asyncrl.algorithms.token_log_probs import head_log_probs, head_sum_pi_squared
-from asyncrl.config import ModelConfig
+from asyncrl.config import FSDPConfig, ModelConfig
 from asyncrl.errors import ModelError
 from asyncrl.training.linear import use_fast_linears
-from asyncrl.training.mesh import shard
+from asyncrl.training.mesh import Mesh
+from asyncrl.training.sharding import shard
 from asyncrl.training.token_batch import TokenBatch
 from asyncrl.wording import named_message_of, names_shown
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+_FSDP = FSDPConfig()
 
 
 def load_model(config: ModelConfig, *, key: str = "model.path") -> PreTrainedModel:
@@ -119,8 +121,8 @@ class Policy(Wrapper):
     ) -> tuple[torch.Tensor, ...]:
         """(log_probs_n, entropy_n), float32, of `batch.labels_n` under softmax(logits / temperature).
 
-        The entropy carries a gradient only when asked. with_squares: and the sum of squared probabilities, which has no gradient and
-        costs a second product with the head.
+        The entropy carries a gradient only when asked. with_squares: and the sum of squared probabilities, which has no gradient
+        and costs a second product with the head.
         """
         hidden_nH = hidden_states(self.lm.base_model, batch)
         head = cast("nn.Linear", _head(self.lm))
@@ -156,12 +158,12 @@ def hidden_states(backbone: nn.Module, batch: TokenBatch) -> torch.Tensor:
     return hidden_nH
 
 
-def build_policy(config: ModelConfig, mesh: DeviceMesh) -> Policy:
-    """`load_model` wrapped and sharded over the mesh. Raises ModelError as it does."""
-    lm = load_model(config)
+def build_policy(config: ModelConfig, mesh: Mesh, fsdp: FSDPConfig = _FSDP, *, key: str = "model.path") -> Policy:
+    """`load_model` wrapped and sharded over the mesh. Raises ModelError as it does, and ConfigError as `shard`."""
+    lm = load_model(config, key=key)
     use_fast_linears(lm)
     policy = Policy(lm)
-    shard(policy, decoder_layers(lm), mesh)
+    shard(policy, decoder_layers(lm), mesh, fsdp)
     return policy
 
 

@@ -15,15 +15,17 @@ from typing import cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 
-from asyncrl.config import ModelConfig
+from asyncrl.config import FSDPConfig, ModelConfig
 from asyncrl.training.linear import use_fast_linears
-from asyncrl.training.mesh import shard
+from asyncrl.training.mesh import Mesh
 from asyncrl.training.model import Wrapper, decoder_layers, hidden_states, load_model
+from asyncrl.training.sharding import shard
 from asyncrl.training.token_batch import TokenBatch
+
+_FSDP = FSDPConfig()
 
 
 class ValueModel(Wrapper):
@@ -59,14 +61,14 @@ class ValueModel(Wrapper):
         return json.dumps(self._config, indent=2, sort_keys=True) + "\n"
 
 
-def build_value_model(config: ModelConfig, mesh: DeviceMesh, *, key: str = "critic.model_path") -> ValueModel:
+def build_value_model(config: ModelConfig, mesh: Mesh, fsdp: FSDPConfig = _FSDP, *, key: str = "critic.model_path") -> ValueModel:
     """The backbone of the causal LM at `config.path` under a head of zeros, sharded over the mesh. key: what names it to the user.
 
-    Raises ModelError as `load_model` does.
+    Raises ModelError as `load_model` does, and ConfigError as `shard`.
     """
     lm = load_model(config, key=key)
     layers = decoder_layers(lm)
     use_fast_linears(lm)
     model = ValueModel(lm)
-    shard(model, [*layers, model.score], mesh)  # the head apart: the weights of a unit have one type
+    shard(model, layers, mesh, fsdp, wide=[model.score])  # the head apart: the weights of a unit have one type
     return model

@@ -101,7 +101,7 @@ def test_loss_and_every_gradient_are_those_of_a_plain_float64_step(
     step = actor.learner.step
 
     def keep_gradients(suspects: Callable[[], str]) -> object:
-        found = {name: parameter.grad for name, parameter in actor.learner._parameters.items()}
+        found = {name: parameter.grad for name, parameter in actor.learner.parameters.items()}
         gradients.update({name: full_copy(grad).double() for name, grad in found.items() if grad is not None})
         return step(suspects)
 
