@@ -67,7 +67,7 @@ async def test_a_resumed_run_has_the_actor_and_the_critic_of_one_that_never_stop
 async def test_a_critic_beside_everything_else(config: Path) -> None:
     """Rejection, KL in the reward, several passes of several mini-batches of several micro-batches."""
     correction = 'algorithm.rollout_correction={ rollout_rs = "token_k2", rollout_rs_threshold = [1e-14] }'
-    passes = ("actor.ppo_mini_batch_size=1", "actor.ppo_epochs=2", "critic.ppo_max_token_len_per_gpu=64")
+    passes = ("actor.ppo_mini_batch_size=1", "actor.ppo_epochs=2", "critic.ppo_max_token_len_per_gpu=80")
     discount = ("algorithm.use_kl_in_reward=true", "algorithm.gamma=0.9", "algorithm.lam=0.8")
     folder = await train(config, "trainer.total_training_steps=2", correction, *passes, *discount)
     steps = read_metrics(folder / "metrics.jsonl")

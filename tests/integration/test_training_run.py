@@ -58,7 +58,7 @@ async def test_a_second_run_of_the_name_overwrites_nothing(config: Path) -> None
         ["algorithm.old_log_probs=bypass", "algorithm.norm_adv_by_std_in_grpo=false"],
         ["actor.use_kl_loss=true", "actor.kl_loss_coef=0.01"],
         ["actor.entropy_coeff=0.01", "rollout.deterministic=true"],
-        ["rollout.temperature=0.7", "actor.ppo_max_token_len_per_gpu=64"],
+        ["rollout.temperature=0.7", "actor.ppo_max_token_len_per_gpu=80"],
     ],
     ids=lambda overrides: overrides[0].partition("=")[0],
 )
