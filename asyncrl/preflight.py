@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.agents.registry import check_agent_name
-from asyncrl.config import SFTRun, TrainRun, load_run, to_toml
+from asyncrl.config import SFTRun, TrainRun, load_run, to_toml, topology_of
 from asyncrl.config.algorithms import ESTIMATORS
 from asyncrl.dataset import RLHFDataset, read_table
 from asyncrl.errors import CheckpointError, ConfigError
@@ -178,6 +178,7 @@ def describe_batch(run: TrainRun, *, num_rows: int) -> str:
         f"weight versions     {_versions(run, steps)}",
         f"old_log_probs       {_OLD_LOG_PROBS[run.old_log_probs]}",
         *_critic_lines(run),
+        *_rank_lines(run),
     ]
     return to_toml(run) + "\n# batch arithmetic\n" + "\n".join(f"# {line}" for line in lines)
 
@@ -186,6 +187,24 @@ def _versions(run: TrainRun, steps: int) -> str:
     each = "one a training step" if run.publish_freq == 1 else f"one every {run.publish_freq} training steps"
     behind = f"tokens are {run.max_staleness} behind at most" if run.max_staleness else "no token is behind"
     return f"{steps // run.publish_freq}, {each}; {behind}"
+
+
+def _rank_lines(run: TrainRun) -> list[str]:
+    """Layout of the ranks, and what of a mini-batch each of them takes."""
+    if run.cluster.kind == "process":
+        return []
+    topology, budget = topology_of(run), run.actor.ppo_max_token_len_per_gpu
+    trajectories = run.mini_batch_groups * run.rollout.n
+    copies = f", in {topology.replicas} copies" if topology.replicas > 1 else ""
+    longest = run.data.max_prompt_length + run.data.max_response_length
+    return [
+        f"ranks               {topology.world} processes, trainer.num_threads = {run.trainer.num_threads} in each",
+        f"data parallel size  ranks / (tensor x sequence) = {topology.world} / ({topology.tp} x {topology.sp}) = {topology.dp}",
+        f"weights             cut over {topology.shards} ranks{copies}"
+        + (f", and by {topology.tp} (tensor)" if topology.tp > 1 else ""),
+        f"a rank's part       {trajectories} / {topology.dp} = {trajectories / topology.dp:g} trajectories of a mini-batch",
+        f"a micro-batch       {budget} x {topology.sp} = {budget * topology.sp} tokens at most; a trajectory has up to {longest}",
+    ]
 
 
 def _critic_lines(run: TrainRun) -> list[str]:
