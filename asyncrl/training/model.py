@@ -19,6 +19,7 @@ from asyncrl.algorithms.token_log_probs import head_log_probs, head_sum_pi_squar
 from asyncrl.config import FSDPConfig, ModelConfig
 from asyncrl.errors import ModelError
 from asyncrl.training.linear import use_fast_linears
+from asyncrl.training.lora import add_adapters, plain_name
 from asyncrl.training.mesh import Mesh
 from asyncrl.training.sharding import shard
 from asyncrl.training.token_batch import TokenBatch
@@ -139,7 +140,7 @@ class Policy(Wrapper):
         return *found, head_sum_pi_squared(hidden_nH, head.weight, bias_V=head.bias, temperature=temperature)
 
     def hf_name(self, name: str) -> str:
-        return name.removeprefix("lm.")
+        return plain_name(name.removeprefix("lm."))
 
     def config_json(self) -> str:
         return self.lm.config.to_json_string()
@@ -161,6 +162,7 @@ def hidden_states(backbone: nn.Module, batch: TokenBatch) -> torch.Tensor:
 def build_policy(config: ModelConfig, mesh: Mesh, fsdp: FSDPConfig = _FSDP, *, key: str = "model.path") -> Policy:
     """`load_model` wrapped and sharded over the mesh. Raises ModelError as it does, and ConfigError as `shard`."""
     lm = load_model(config, key=key)
+    add_adapters(lm, config)
     use_fast_linears(lm)
     policy = Policy(lm)
     shard(policy, decoder_layers(lm), mesh, fsdp)
