@@ -30,10 +30,8 @@ from asyncrl.stages.stage import Stage
 from asyncrl.stopping import Stop, on_signals
 from asyncrl.tools import Tool, load_tools
 from asyncrl.trainer import Trainer
-from asyncrl.training.actor import Actor, Reference
 from asyncrl.training.checkpoint import Checkpoint, delete_damaged, find_checkpoints, kept_steps, save_checkpoint
-from asyncrl.training.critic import Critic
-from asyncrl.training.export import export_model
+from asyncrl.training.learners import Learners, open_learners
 from asyncrl.training.model import load_model
 from asyncrl.training.start import Start, check_model, facts_of, model_digest, read_start, refuse_changes, write_start
 from asyncrl.transfer_queue import TransferQueue
@@ -112,17 +110,19 @@ async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False
         folder = found if found is not None else await world.offload(_new_folder, run, inputs.train_rows)
         rollout = await stack.enter_async_context(open_rollout(run, world, loaded=loaded, folder=folder))
         stack.enter_context(rare_collections())
-        trainer = await stack.enter_async_context(open_trainer(run, inputs, folder, rollout, world, stop, resume=resume))
+        opened = open_trainer(run, inputs, folder, rollout, world, stop, resume=resume)
+        trainer, learners = await stack.enter_async_context(opened)
         await trainer.fit()
-        await world.offload(_export, run, trainer.actor, folder, pool="model")
+        await world.offload(functools.partial(learners.export, folder.export, model=run.model), pool="model")
     return folder.path
 
 
 @asynccontextmanager
 async def open_trainer(
     run: TrainRun, inputs: RunInputs, folder: RunFolder, rollout: Rollout, world: World, stop: Stop, *, resume: bool = False
-) -> AsyncIterator[Trainer]:
-    """The rooms of training, with the newest weights of the folder or at the beginning; leaving ends the groups in flight."""
+) -> AsyncIterator[tuple[Trainer, Learners]]:
+    """The rooms of training, and the models, with the newest weights of the folder or at the beginning; leaving ends the groups in
+    flight."""
     async with AsyncExitStack() as stack:
         rows = inputs.train_rows
         steps = total_steps(run, len(rows))
@@ -130,17 +130,17 @@ async def open_trainer(
         # First of all, as it holds the lock of the run: the checkpoints of one that is still going are not ours to delete.
         queue = await stack.enter_async_context(_open_queue(run, folder, weights, world))
         checkpoint = None if weights is None else weights.checkpoint
-        actor, critic = await world.offload(_open_learners, run, steps, checkpoint, pool="model")
+        learners = await world.offload(_open_learners, run, steps, checkpoint, pool="model")
         kl = _kl_coefficient(run, checkpoint)
         edges = Edges(
             world=world,
             rollout=rollout,
             queue=queue,
-            policy=actor,
-            stages=await world.offload(_stages, run, actor, critic, kl, pool="model"),
+            policy=learners.actor,
+            stages=_stages(run, learners, kl),
             rows=rows,
             val_rows=inputs.val_rows,
-            save=functools.partial(_save, run, world, actor, critic, folder, kl),
+            save=functools.partial(_save, run, world, learners, folder, kl),
             open_eval_engine=functools.partial(open_eval_engine, run, world, rollout.template.decode),
             open_sight=functools.partial(
                 open_sight,
@@ -154,7 +154,8 @@ async def open_trainer(
         )
         step = queue.weights_step if resume else None
         kept = await world.offload(kept_steps, folder.checkpoints, run.trainer.max_ckpt_to_keep) if resume else ()
-        yield await stack.enter_async_context(open_controller(run, edges, stop=stop, total_steps=steps, step=step, kept=kept))
+        controller = open_controller(run, edges, stop=stop, total_steps=steps, step=step, kept=kept)
+        yield await stack.enter_async_context(controller), learners
 
 
 def _open_queue(
@@ -170,10 +171,9 @@ def _open_queue(
     )
 
 
-def _stages(run: TrainRun, actor: Actor, critic: Critic | None, kl: KLCoefficient | None) -> tuple[Stage, ...]:
-    """Loads the reference when a KL term is on."""
-    reference = Reference(run).log_probs if run.needs_reference else None
-    return stages_of(run, actor, reference=reference, critic=critic, kl=kl)
+def _stages(run: TrainRun, learners: Learners, kl: KLCoefficient | None) -> tuple[Stage, ...]:
+    reference = None if learners.reference is None else learners.reference.log_probs
+    return stages_of(run, learners.actor, reference=reference, critic=learners.critic, kl=kl)
 
 
 def _kl_coefficient(run: TrainRun, checkpoint: Checkpoint | None) -> KLCoefficient | None:
@@ -181,17 +181,12 @@ def _kl_coefficient(run: TrainRun, checkpoint: Checkpoint | None) -> KLCoefficie
     return kl_coefficient(run.algorithm, None if checkpoint is None else checkpoint.controllers.get("kl_coef"))
 
 
-def _open_learners(run: TrainRun, steps: int, checkpoint: Checkpoint | None) -> tuple[Actor, Critic | None]:
-    """The actor, and the critic where the advantage wants values. steps: of the run; in the critic's warm-up the actor rests."""
-    torch.manual_seed(run.trainer.seed)
-    trained = max(steps - run.trainer.critic_warmup, 1)
-    actor = Actor(run, total_updates=trained * run.updates_per_batch)
-    critic = Critic(run, total_updates=steps * run.updates_per_batch) if run.has_critic else None
+def _open_learners(run: TrainRun, steps: int, checkpoint: Checkpoint | None) -> Learners:
+    """At the beginning of the run, or as the checkpoint has left them. steps: of the run."""
+    learners = open_learners(run, total_steps=steps)
     if checkpoint is not None:
-        actor.load(checkpoint.load())
-        if critic is not None:
-            critic.load(checkpoint.load_critic())
-    return actor, critic
+        learners.read(checkpoint.path, checkpoint.counters)
+    return learners
 
 
 def _drop_overlong(rows: RLHFDataset, template: ChatTemplate, run: TrainRun) -> None:
@@ -209,24 +204,20 @@ def _drop_overlong(rows: RLHFDataset, template: ChatTemplate, run: TrainRun) -> 
 
 
 async def _save(
-    run: TrainRun, world: World, actor: Actor, critic: Critic | None, folder: RunFolder, kl: KLCoefficient | None, step: int
+    run: TrainRun, world: World, learners: Learners, folder: RunFolder, kl: KLCoefficient | None, step: int
 ) -> list[int]:
-    limit_s, keep = run.trainer.stage_timeout_s, run.trainer.max_ckpt_to_keep
-    state = await world.offload(actor.state, pool="model", timeout_s=limit_s)
-    critic_state = None if critic is None else await world.offload(critic.state, pool="model", timeout_s=limit_s)
+    keep = run.trainer.max_ckpt_to_keep
     save = functools.partial(
         save_checkpoint,
         folder.checkpoints,
-        state,
+        functools.partial(learners.write, model=run.model),
         step=step,
         version=step // run.publish_freq,
-        model=run.model,
         keep=keep,
         controllers={} if kl is None else {"kl_coef": kl.controller.coef},
-        critic=critic_state,
     )
     # The one thread that reads the weights: a save that was cut short has ended before another one of the same step begins.
-    await world.offload(save, pool="model", timeout_s=limit_s)
+    await world.offload(save, pool="model", timeout_s=run.trainer.stage_timeout_s)
     return await world.offload(kept_steps, folder.checkpoints, keep)
 
 
@@ -276,12 +267,6 @@ class Weights:
         self.checkpoint = whole.get(step)
         log.info("resuming %s after step %d", self.folder.path, step)
         return step
-
-
-def _export(run: TrainRun, actor: Actor, folder: RunFolder) -> None:
-    """The final weights as a Hugging Face directory, `<run folder>/hf`."""
-    state = actor.state()
-    export_model(folder.export, state.model, state.model_config_json, run.model)
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------------------

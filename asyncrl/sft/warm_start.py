@@ -17,8 +17,9 @@ from asyncrl.tools import load_tools
 from asyncrl.training.export import export_model
 from asyncrl.training.learner import Learner
 from asyncrl.training.mesh import open_mesh
-from asyncrl.training.microbatch import pack_micro_batches
+from asyncrl.training.microbatch import Budget, pack_micro_batches
 from asyncrl.training.model import build_policy
+from asyncrl.training.publication import gather
 from asyncrl.training.token_batch import token_batch
 from asyncrl.world import derive_seed
 
@@ -70,7 +71,8 @@ class WarmStart:
         num_tokens = sum(int(row.mask.sum()) for row in batch)
         lengths = [len(row.input_ids) for row in batch]
         loss = 0.0
-        for numbers in pack_micro_batches(lengths, self._run.sft.max_token_len_per_gpu):
+        budget = Budget(max_tokens=self._run.sft.max_token_len_per_gpu, is_hard=False)
+        for numbers in pack_micro_batches(lengths, budget):
             loss += self._accumulate([batch[number] for number in numbers], num_tokens)
         report = self._learner.step(lambda: f"stage {stage}, {len(batch)} conversations")
         return {
@@ -92,4 +94,5 @@ class WarmStart:
 
     def export(self, folder: Path) -> None:
         """Write the model as a Hugging Face directory."""
-        export_model(folder, self._learner.snapshot(0).tensors, self._learner.module.config_json(), self._run.model)
+        weights = gather(self._learner.parameters, self._learner.mesh)
+        export_model(folder, weights, self._learner.module.config_json(), self._run.model)

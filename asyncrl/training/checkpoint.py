@@ -2,8 +2,8 @@
 
     <folder>/global_step_12/
         model/               Hugging Face directory: `asyncrl eval` loads it as any model
-        optimizer.safetensors  AdamW's moments and step counts
-        critic/                of a run with a critic: model/ (a token classifier with one label) and optimizer.safetensors
+        actor/                 AdamW's moments and step counts, a file a rank: readable by any number of ranks
+        critic/                of a run with a critic: the same, and model/ (a token classifier with one label)
         rng.safetensors        torch's random generator
         manifest.json          format, step, version, counters, coefficients of controllers, size and checksum of every file
         DONE                   checksum of manifest.json, written last
@@ -27,17 +27,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
-from asyncrl.config import ModelConfig
 from asyncrl.errors import CheckpointError, CheckpointFormatError
 from asyncrl.ports import Json
 from asyncrl.training.disk import Disk
-from asyncrl.training.export import export_model
-from asyncrl.training.learner import LearnerState
 
-FORMAT = 2
+Counters = dict[str, dict[str, int]]
+"""By role (`actor`, `critic`): its learner's, from which it goes on."""
+
+FORMAT = 3
 """Rises when an older version could not read what this one writes; a manifest of another format is refused."""
 _NAME = re.compile(r"global_step_(\d+)(\.old)?")
 _TMP = ".tmp-"
@@ -53,74 +50,37 @@ class Checkpoint:
     step: int
     version: int
     controllers: dict[str, float]
-    counters: dict[str, int]
-    critic_counters: dict[str, int] | None = None
-    """None: the run had no critic."""
+    counters: Counters
 
     @property
     def model_path(self) -> Path:
         """The Hugging Face directory inside."""
         return self.path / "model"
 
-    def load(self) -> LearnerState:
-        """The actor's. Raises CheckpointError when a tensor file cannot be read."""
-        return self._load(self.path, self.counters)
-
-    def load_critic(self) -> LearnerState:
-        """Raises CheckpointError when there is none, or a tensor file cannot be read."""
-        if self.critic_counters is None:
-            raise CheckpointError(f"{self.path}: has no critic")
-        return self._load(self.path / "critic", self.critic_counters)
-
-    def _load(self, folder: Path, counters: dict[str, int]) -> LearnerState:
-        try:
-            return LearnerState(
-                model=load_file(folder / "model" / "model.safetensors"),
-                optimizer=load_file(folder / "optimizer.safetensors"),
-                rng=load_file(self.path / "rng.safetensors")["torch"],
-                counters=counters,
-                model_config_json=(folder / "model" / "config.json").read_text(encoding="utf-8"),
-            )
-        except (OSError, SafetensorError, KeyError) as error:
-            raise CheckpointError(f"{self.path}: cannot be loaded ({error})") from error
-
 
 def save_checkpoint(
     folder: Path,
-    state: LearnerState,
+    write: Callable[[Path], Counters],
     *,
     step: int,
     version: int,
-    model: ModelConfig,
     keep: int,
     controllers: Mapping[str, float] = MappingProxyType({}),
-    critic: LearnerState | None = None,
     disk: Disk | None = None,
 ) -> Path:
     """Write `folder/global_step_<step>`, then remove what is older than the newest `keep`. Blocking: call it off the loop.
 
-    model: where tokenizer and template come from; controllers: coefficients that training adapts. critic: taken at the same moment
-    as the actor's, so that one random generator is that of both. A checkpoint of the same step is replaced. Raises OSError when the
-    disk refuses; older checkpoints are whole then.
+    write: `Learners.write` to a folder; it returns once everything in there is flushed. controllers: coefficients that training
+    adapts. A checkpoint of the same step is replaced. Raises OSError when the disk refuses, and what `write` raises; older
+    checkpoints are whole then.
     """
     disk = disk or Disk()
     target, temporary = folder / f"global_step_{step}", folder / f"{_TMP}global_step_{step}"
     disk.make_folder(folder)
     disk.remove(temporary)
     disk.make_folder(temporary)
-    export_model(temporary / "model", state.model, state.model_config_json, model, disk=disk)
-    disk.write_tensors(temporary / "optimizer.safetensors", state.optimizer)
-    disk.write_tensors(temporary / "rng.safetensors", {"torch": state.rng})
-    if critic is not None:
-        _write_critic(temporary / "critic", critic, disk)
-    facts = {
-        "format": FORMAT,
-        "step": step,
-        "version": version,
-        "counters": dict(state.counters),
-        "critic_counters": None if critic is None else dict(critic.counters),
-        "controllers": dict(controllers),
-    }
+    counters = write(temporary)
+    facts = {"format": FORMAT, "step": step, "version": version, "counters": dict(counters), "controllers": dict(controllers)}
     manifest = json.dumps({**facts, "files": _fingerprints(temporary)}, indent=1, sort_keys=True).encode()
     disk.write(temporary / "manifest.json", manifest)
     disk.sync_folder(temporary)
@@ -132,16 +92,6 @@ def save_checkpoint(
     disk.sync_folder(target)
     _prune(folder, keep, disk)
     return target
-
-
-def _write_critic(folder: Path, state: LearnerState, disk: Disk) -> None:
-    """It reads the policy's ids, so the tokenizer beside the policy is its own as well."""
-    disk.make_folder(folder / "model")
-    disk.write(folder / "model" / "config.json", state.model_config_json.encode())
-    disk.write_tensors(folder / "model" / "model.safetensors", state.model)
-    disk.write_tensors(folder / "optimizer.safetensors", state.optimizer)
-    disk.sync_folder(folder / "model")
-    disk.sync_folder(folder)
 
 
 def _set_aside(target: Path, disk: Disk) -> None:
@@ -222,7 +172,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
         version=manifest["version"],
         controllers=manifest["controllers"],
         counters=manifest["counters"],
-        critic_counters=manifest.get("critic_counters"),
     )
 
 

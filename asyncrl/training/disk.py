@@ -9,6 +9,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from asyncrl.training.dcp import write_shards
+
 
 class Disk:
     """Real files. Every write is flushed to the device before it returns; a rename is durable after `sync_folder` of the parent."""
@@ -33,6 +35,10 @@ class Disk:
         except SafetensorError as error:
             raise OSError(f"{path} cannot be written: {error}") from error
         self._sync(path)
+
+    def write_shards(self, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        """As `dcp.write_shards`; every rank calls it."""
+        write_shards(folder, tensors)
 
     def rename(self, source: Path, target: Path) -> None:
         source.rename(target)

@@ -28,13 +28,19 @@ def export_model(
     config and chat template come from. A template given by `model.chat_template` becomes the directory's own.
     """
     disk = disk or Disk()
-    disk.make_folder(folder)
-    disk.write(folder / "config.json", config_json.encode())
-    disk.write_tensors(folder / "model.safetensors", tensors)
+    write_model(folder, tensors, config_json, disk=disk)
     for file in _companions(source):
         disk.copy(file, folder / file.name)
     if source.chat_template:
         disk.copy(Path(source.chat_template), folder / "chat_template.jinja")
+    disk.sync_folder(folder)
+
+
+def write_model(folder: Path, tensors: Mapping[str, torch.Tensor], config_json: str, *, disk: Disk) -> None:
+    """Weights and config.json alone, into `folder` (made when missing)."""
+    disk.make_folder(folder)
+    disk.write(folder / "config.json", config_json.encode())
+    disk.write_tensors(folder / "model.safetensors", tensors)
     disk.sync_folder(folder)
 
 

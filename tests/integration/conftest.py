@@ -120,7 +120,7 @@ async def _opened(
     inputs = await asyncio.to_thread(check_train, run)
     async with RealWorld(run_seed=run.trainer.seed) as world, open_rollout(run, world) as rollout:
         folder = await world.offload(create_run_folder, run.trainer.default_local_dir, run.trainer.experiment_name)
-        async with open_trainer(run, inputs, folder, equip(rollout), world, Stop()) as trainer:
+        async with open_trainer(run, inputs, folder, equip(rollout), world, Stop()) as (trainer, _):
             yield trainer
     assert asyncio.all_tasks() == before
     assert trainer.queue.stats()["open_leases"] == 0

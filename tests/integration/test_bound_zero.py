@@ -117,7 +117,7 @@ async def trained(opened: Opened, config: Path, seed: int, *overrides: str) -> T
         trainer.stages = (Stage(name="look", reads=READS, writes=frozenset(), compute=look), *trainer.stages)
         await trainer.fit()
         assert isinstance(trainer.actor, Actor)
-        weights = [tensor.numpy().tobytes() for _, tensor in sorted(trainer.actor.state().model.items())]
+        weights = [tensor.numpy().tobytes() for _, tensor in sorted(trainer.actor.snapshot(0).tensors.items())]
     assert len(Wanderer.chance.has_failed) == 2 * STEPS
     assert trainer.admission.counters()["dropped"] == 0
     return Trained(batches, tokens, weights, tuple(Wanderer.chance.arrived))
