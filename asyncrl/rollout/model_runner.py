@@ -18,7 +18,7 @@ from asyncrl.rollout.decode_attention import NAME, WINDOW_MULTIPLE, decode_mask
 from asyncrl.rollout.model_shape import model_shape, output_embeddings
 from asyncrl.rollout.packed_linear import pack_linears, repack
 from asyncrl.rollout.slot_cache import PrefillPlacement, SlotCache
-from asyncrl.rollout.weights import copy_tensors, match_tensors
+from asyncrl.rollout.weights import EngineWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,6 +50,7 @@ class ModelRunner:
         reference = _plain_logits(model)
         model.set_attn_implementation(NAME)
         self._packed = pack_linears(model)
+        self._weights = EngineWeights(model)
         output_embeddings(model).register_forward_pre_hook(self._keep_last)
         self._check(reference)
 
@@ -85,7 +86,7 @@ class ModelRunner:
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over a snapshot's weights. Raises EngineError, with nothing changed, when names or shapes do not match."""
-        copy_tensors(match_tensors(self._model, tensors))
+        self._weights.load(tensors)
         repack(self._packed)
 
     def _window(self, length: int) -> int:
