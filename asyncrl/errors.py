@@ -41,6 +41,9 @@ AsyncRLError
 ├── TaskEndedError (RuntimeError)     an environment ended the task by itself: neither tried again nor a reward
 ├── DeadlineError (TimeoutError)      a wait ran into its deadline; the message names who waited for what
 │   └── StalledError                  nothing goes on, and nothing that is waited for can come
+├── RankError (RuntimeError)          the rank processes cannot go on
+│   ├── RankDiedError                 a rank process is gone, or its group was ended before
+│   └── RankHungError (DeadlineError) no rank gave a sign of life for too long
 ├── PoisonedStepError (RuntimeError)  a step was begun too often and never came to its end
 ├── StrayCancelError (RuntimeError)   a part of the controller was cancelled, and nobody had asked for it
 ├── GroupsExhaustedError (RuntimeError) the feed ended before the batch was full
@@ -299,6 +302,27 @@ class StalledError(DeadlineError):
     """No progress is possible or in sight; the message is a report of what the run waits for.
 
     To do: mend what the report names as standing, and resume the run.
+    """
+
+
+class RankError(AsyncRLError, RuntimeError):
+    """The rank processes cannot go on; the message says which rank, and at what.
+
+    To do: mend what the message names (memory, say), and go on with --resume.
+    """
+
+
+class RankDiedError(RankError):
+    """A rank process is gone, or the group was ended before; the message has the signal or exit code, and the rank's last beat.
+
+    To do: see what ended it (its output, the memory of the machine), and go on with --resume.
+    """
+
+
+class RankHungError(RankError, DeadlineError):
+    """No rank gave a sign of life within the deadline; the message says of each what it did last, and which is behind.
+
+    To do: see what the rank that is behind was doing; where it only needs longer, raise the key that the message names.
     """
 
 

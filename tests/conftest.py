@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from asyncrl.agents.chat_template import ChatTemplate
+    from asyncrl.cluster import ForkServer
 
 # hypothesis has a profile of its own for CI machines, with a limit a example: that would be a hidden time assertion.
 for _profile in ("default", "ci"):
@@ -114,3 +115,34 @@ def template(model_folder: Path) -> "ChatTemplate":
     from asyncrl.tools import load_tools
 
     return load_chat_template(ModelConfig(path=str(model_folder)), [load_tools(["calculator"])["calculator"].schema])
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> "Iterator[ForkServer]":
+    """One for all tests that start ranks: the heavy imports are paid once."""
+    from asyncrl.cluster import ForkServer
+
+    server = ForkServer(["torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "asyncrl.training.model"])
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def run_on_ranks(fork_server: "ForkServer", monkeypatch: pytest.MonkeyPatch) -> "Callable[..., list[Any]]":
+    """run_on_ranks(2, function, payload): what `function(rank: Rank, payload)` returns in each of 2 new ranks, in rank order.
+
+    The function is a plain one of the test's file, which each rank imports (its fixtures are not there). Payload and result are
+    pickled: plain data, tensors, classes of the product. timeout_s: without a sign of life. Mark the test with `ranks`.
+    """
+    from asyncrl.cluster import RankGroup
+
+    def run(num_ranks: int, function: "Callable[..., Any]", payload: object = None, *, timeout_s: float = 60.0) -> list[Any]:
+        monkeypatch.syspath_prepend(Path(__file__).parent / "cluster")
+        group = RankGroup(num_ranks, "run_function:serve", timeout_s=timeout_s, server=fork_server)
+        try:
+            group.start((function.__code__.co_filename, function.__name__))
+            return group.call("run", payload)
+        finally:
+            group.close()
+
+    return run
