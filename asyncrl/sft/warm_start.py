@@ -14,12 +14,11 @@ from asyncrl.agents.chat_template import load_chat_template
 from asyncrl.config import SFTConfig, SFTRun
 from asyncrl.sft.conversations import Conversation, load_stages
 from asyncrl.tools import load_tools
-from asyncrl.training.export import export_model
+from asyncrl.training.export import export_policy
 from asyncrl.training.learner import Learner
 from asyncrl.training.mesh import open_mesh
 from asyncrl.training.microbatch import Budget, pack_micro_batches
 from asyncrl.training.model import build_policy
-from asyncrl.training.publication import gather
 from asyncrl.training.token_batch import token_batch
 from asyncrl.world import derive_seed
 
@@ -94,5 +93,4 @@ class WarmStart:
 
     def export(self, folder: Path) -> None:
         """Write the model as a Hugging Face directory."""
-        weights = gather(self._learner.parameters, self._learner.mesh)
-        export_model(folder, weights, self._learner.module.config_json(), self._run.model)
+        export_policy(self._learner, folder, self._run.model)

@@ -3,7 +3,8 @@
 ... -> [values] -> advantages -> [critic update] -> actor update
 
 Invariants:
-1. The loss of a mini-batch does not depend on how it is cut into micro-batches: all weights come from counts of the mini-batch.
+1. The loss of a mini-batch does not depend on how it is cut into micro-batches or spread over ranks: all weights come from its
+   counts.
 2. Only policy tokens (response_mask) have a value, a loss and a count; elsewhere the value is 0.
 3. The value of a token is read at the position that predicts it, so it knows nothing of the token itself: a baseline.
 
@@ -22,12 +23,12 @@ from asyncrl.algorithms.values import value_loss
 from asyncrl.config import TrainRun
 from asyncrl.errors import ModelError
 from asyncrl.ports import Shards
-from asyncrl.protocol.mini_batches import mini_batches
 from asyncrl.protocol.ragged import rows_of, values_of
 from asyncrl.training.learner import Learner, LearnerState
 from asyncrl.training.mesh import Mesh, open_mesh
-from asyncrl.training.mini_batch import Tally, means, mini_batch_weights
-from asyncrl.training.scoring import Rows, score_tokens
+from asyncrl.training.metrics import Metrics
+from asyncrl.training.mini_batch import Tally, mini_batch_weights, passes, shares_of
+from asyncrl.training.scoring import Rows, budget_of, joining_batch, score_tokens
 from asyncrl.training.token_batch import TokenBatch
 from asyncrl.training.value_model import build_value_model
 
@@ -35,8 +36,8 @@ from asyncrl.training.value_model import build_value_model
 class Critic:
     """Sync methods; the trainer calls them one at a time in the world's `model` pool.
 
-    total_updates: optimizer steps of the whole run. 0: trainer.total_training_steps x updates a batch.
-    Raises ModelError as `load_model` does, and ConfigError as `Learner` does.
+    mesh and total_updates: as of the actor, whose ranks it shares. Raises ModelError and ConfigError as `build_value_model` and
+    `Learner` do.
     """
 
     def __init__(self, run: TrainRun, mesh: Mesh | None = None, *, total_updates: int = 0) -> None:
@@ -47,7 +48,9 @@ class Critic:
         self._num_passes = run.actor.ppo_epochs
         self._groups_a_mini_batch = run.mini_batch_groups
         total = total_updates or run.trainer.total_training_steps * run.updates_per_batch
-        model = build_value_model(run.critic_model, mesh, key=self._key)
+        key = "critic.ppo_max_token_len_per_gpu"
+        self._budget = budget_of(run.critic.ppo_max_token_len_per_gpu, run.critic_model, mesh, key=key)
+        model = build_value_model(run.critic_model, mesh, run.actor.fsdp_config, key=self._key)
         self.learner = Learner(model, mesh, run.critic.optim, total_updates=total)
 
     @property
@@ -61,12 +64,14 @@ class Critic:
         return self.learner.skipped_updates
 
     def values(self, columns: TensorDict, shards: Shards = ()) -> torch.Tensor:
-        """Ragged float32 on the response axis, 0 where response_mask is 0. Changes nothing.
+        """Ragged float32 on the response axis, 0 where response_mask is 0 and in rows of other ranks. Changes nothing.
 
         columns: input_ids, position_ids, response_mask. Raises ModelError for a token that the critic's vocabulary lacks.
         """
         self._check_ids(columns)
-        (values,) = score_tokens(self._forward, columns, max_tokens=self._config.ppo_max_token_len_per_gpu, count=1)
+        (values,) = score_tokens(
+            self._forward, columns, budget=self._budget, mesh=self.learner.mesh, shards=shards, count=1, what="values"
+        )
         return values
 
     def _forward(self, tokens: TokenBatch) -> tuple[torch.Tensor]:
@@ -85,36 +90,46 @@ class Critic:
 
         columns: input_ids, position_ids, response_mask, values, returns; loss_weights, when there. group_ids: the uid of each row,
         None for padding. Returns metrics under verl's names, means over the mini-batches.
-        Raises NonFiniteGradientError after too many skipped updates in a row.
+        Raises ConfigError and NonFiniteGradientError as the actor's.
         """
-        batch = _Batch(columns, group_ids)
-        reports = [
-            self._update_mini_batch(batch, chosen)
-            for _ in range(self._num_passes)
-            for chosen in mini_batches(group_ids, self._groups_a_mini_batch)
-        ]
-        return {**means(reports), "critic/skipped_updates": float(self.learner.skipped_updates)}
+        batch, mesh = _Batch(columns, group_ids), self.learner.mesh
+        shares = shares_of(shards, group_ids, self._groups_a_mini_batch, mesh)
+        plans = [(ranks, batch.rows.micro_batches(ranks, self._budget)[mesh.dp_rank]) for ranks in shares]
+        steps = [self._update_mini_batch(batch, *plan) for plan in plans * self._num_passes]
+        return {**Metrics.over_steps(steps), "critic/skipped_updates": float(self.learner.skipped_updates)}
 
-    def _update_mini_batch(self, batch: "_Batch", chosen: Sequence[int]) -> dict[str, float]:
+    def _update_mini_batch(
+        self, batch: "_Batch", ranks: Sequence[Sequence[int]], micro_batches: Sequence[Sequence[int]]
+    ) -> Metrics:
+        """ranks: rows of each; micro_batches: of this one."""
+        chosen = sorted(row for rows in ranks for row in rows)
         weights = mini_batch_weights(batch.rows.mask, chosen, "token-mean", loss_weights=batch.loss_weights)
-        tally = Tally()
-        for rows in batch.rows.micro_batches(chosen, self._config.ppo_max_token_len_per_gpu):
-            self._accumulate(batch, rows, weights, tally)
+        own = Tally()
+        for rows, is_last in passes("update_critic", micro_batches):
+            self._accumulate(batch, rows, weights, own, is_last=is_last)
+        tally = own.over_ranks(self.learner.mesh)
         report = self.learner.step(lambda: tally.suspects(batch.group_ids, chosen))
-        return {**tally.metrics(), "critic/grad_norm": report.grad_norm, "critic/lr": report.lr}
+        tally.metrics.add_weighted_mean("critic/grad_norm", report.grad_norm, 1.0)  # alike on all ranks
+        tally.metrics.add_weighted_mean("critic/lr", report.lr, 1.0)
+        return tally.metrics
 
-    def _accumulate(self, batch: "_Batch", rows: Sequence[int], weights: list[torch.Tensor], tally: Tally) -> None:
-        """Forward and backward of one micro-batch."""
+    def _accumulate(
+        self, batch: "_Batch", rows: Sequence[int], weights: list[torch.Tensor], tally: Tally, *, is_last: bool
+    ) -> None:
+        """Forward and backward of one micro-batch. Without rows the share of the loss is 0."""
         pick = batch.rows.on_policy_tokens
-        values = self.learner.module(batch.rows.token_batch(rows))
+        values = self.learner.module(batch.rows.token_batch(rows) if rows else joining_batch())
+        if not rows:
+            self.learner.backward(0.0 * values.sum(), is_last=is_last)
+            return
         weight = pick(weights, rows)
         loss = value_loss(values, pick(batch.values, rows), pick(batch.returns, rows), cliprange_value=self._config.cliprange_value)
         total = (loss.loss_n * weight).sum()
-        self.learner.backward(total)
-        tally.add_sum("critic/vf_loss", total.detach())
+        self.learner.backward(total, is_last=is_last)
+        tally.metrics.add_sum("critic/vf_loss", total.detach())
         counts = weight != 0
         for name, facts_n in loss.facts.items():
-            tally.add_mean(f"critic/{name}", facts_n[counts])
+            tally.metrics.add_mean(f"critic/{name}", facts_n[counts])
         tally.note_broken(loss.loss_n.detach(), batch.rows.mask, rows)
 
     def state(self) -> LearnerState:

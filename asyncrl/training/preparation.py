@@ -4,7 +4,8 @@ columns, or a forward pass without gradient -> [preparation] -> micro-batches of
 
 Rejection and weights are columns where the correction stage has written them. With the engine's own log-probs as the old ones
 ("bypass") they are taken here, from the policy as it is before this optimizer step. Invariant: nothing here depends on how the
-mini-batch is cut into micro-batches.
+mini-batch is cut into micro-batches or spread over ranks. Each rank scores its own rows; then all of them do the same with the rows
+of all.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,8 @@ from asyncrl.chosen import ChosenLoss
 RowValues = list[torch.Tensor]
 """One tensor [R] a row of the batch."""
 Score = Callable[[Sequence[int]], RowValues]
-"""Log-probs under the policy now of the chosen rows, float32 [R] each, 0 outside the mask; anything for other rows."""
+"""Log-probs under the policy now of the chosen rows, those of other ranks too, float32 [R] each, 0 outside the mask; anything for
+rows that were not chosen. On many ranks a collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,8 @@ class Prepared:
 def prepare(
     rows: ActorRows, chosen: Sequence[int], loss: ChosenLoss, correction: CorrectionOptions | None, score: Score, *, seed: int
 ) -> Prepared:
-    """correction: with "bypass", what to weigh and reject by the policy now against the engine; seed: of what a loss picks."""
+    """chosen: the rows of all ranks in the mini-batch, in an order that the number of ranks has no part in.
+    correction: with "bypass", what to weigh and reject by the policy now against the engine; seed: of what a loss picks."""
     if correction is None and loss.spec.select is None:
         return Prepared(kept=rows.kept, is_weights=rows.is_weights)
     now = score(chosen)

@@ -180,7 +180,7 @@ def test_loss_and_gradient_are_those_of_the_plain_formula_on_one_row_at_a_time(
 def test_the_update_does_not_depend_on_the_micro_batches(make_model: MakeModel, make_run: MakeRun, batch: TensorDict) -> None:
     folder = make_model()
     results = []
-    for max_tokens in (1, 30, 10_000):
+    for max_tokens in (20, 30, 10_000):
         critic = _taught(_run(make_run, folder, ppo_max_token_len_per_gpu=max_tokens), batch)
         results.append((critic.update(batch, UIDS), _weights(critic)))
     for metrics, weights in results[1:]:

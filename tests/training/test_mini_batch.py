@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrl.training.mini_batch import Tally, means, mini_batch_weights
+from asyncrl.training.mini_batch import Tally, mini_batch_weights
 
 MASKS = [torch.tensor(row, dtype=torch.bool) for row in ([1, 0, 1], [1], [1, 1, 1, 1], [0, 0])]
 
@@ -44,22 +44,9 @@ def test_a_session_of_several_rows_is_one_sequence() -> None:
     assert together[1] == pytest.approx([1 / 6])
 
 
-def test_sums_add_up_and_means_weigh_every_token_the_same() -> None:
-    tally = Tally()
-    for values in ([1.0, 2.0], [6.0]):
-        tally.add_sum("loss", torch.tensor(values).sum())
-        tally.add_mean("mean", torch.tensor(values))
-    tally.add_mean("of nothing", torch.empty(0))
-    assert tally.metrics() == {"loss": 9.0, "mean": 3.0}
-
-
 def test_rows_whose_loss_is_not_finite_are_named() -> None:
     tally = Tally()
     uids = ["a", "b", "c", None]
     assert tally.suspects(uids, [0, 2, 3]) == "every loss is finite, the backward pass overflowed in groups a, c"
     tally.note_broken(torch.tensor([0.0, 1.0, float("nan")]), MASKS, [0, 1])
     assert tally.suspects(uids, [0, 1]) == "loss not finite in b (row 1)"
-
-
-def test_a_mini_batch_that_lacks_a_number_takes_no_part_in_its_mean() -> None:
-    assert means([{"a": 1.0, "b": 4.0}, {"a": 3.0}]) == {"a": 2.0, "b": 4.0}

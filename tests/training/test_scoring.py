@@ -6,6 +6,7 @@ from tensordict import TensorDict
 
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.padding import padded, with_padding
+from asyncrl.training.microbatch import Budget
 from asyncrl.training.scoring import Rows
 
 
@@ -16,6 +17,6 @@ def test_rows_without_a_policy_token_are_in_no_micro_batch(make_columns: Callabl
     whole = padded(batch, 3)
     wide = with_padding(whole, columns)
     assert len(whole) == 7
-    expected = Rows.of(columns).micro_batches(range(4), 24)
-    assert sorted(row for rows in expected for row in rows) == [0, 2, 3]
-    assert Rows.of(wide).micro_batches(range(7), 24) == expected
+    expected = Rows.of(columns).micro_batches([range(4)], Budget(max_tokens=24))
+    assert sorted(row for rows in expected[0] for row in rows) == [0, 2, 3]
+    assert Rows.of(wide).micro_batches([range(7)], Budget(max_tokens=24)) == expected
