@@ -2,11 +2,18 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from asyncrl.config import ModelConfig
+from asyncrl.training.dcp import on_rank_0
 from asyncrl.training.disk import Disk
+from asyncrl.training.learner import Learner
+from asyncrl.training.lora import adapter_alone, export_adapter, whole_model
+from asyncrl.training.publication import gather
+
+AnyLearner = Learner[Any]
 
 _TOKENIZER_PATTERNS = (
     "tokenizer*.json",
@@ -19,15 +26,25 @@ _TOKENIZER_PATTERNS = (
 )
 
 
-def export_model(
-    folder: Path, tensors: Mapping[str, torch.Tensor], config_json: str, source: ModelConfig, *, disk: Disk | None = None
-) -> None:
+def export_policy(learner: AnyLearner, folder: Path, source: ModelConfig, *, disk: Disk | None = None) -> None:
+    """The model as it is, adapters merged in, as a directory that loads as any other; the adapters alone are in `folder/adapter`.
+
+    A collective. source: as of `export_model`. Raises OSError, on all ranks, when the disk refuses.
+    """
+    names, mesh, disk = list(learner.parameters), learner.mesh, disk or Disk()
+    tensors = gather(whole_model(names, source), learner.parameters, mesh)
+    on_rank_0(mesh, lambda: export_model(folder, tensors, learner.module.config_json(), source, disk=disk))
+    if source.lora_rank:
+        adapter = gather(adapter_alone(names, source, scaled=False), learner.parameters, mesh)
+        on_rank_0(mesh, lambda: export_adapter(folder / "adapter", adapter, source, disk=disk))
+
+
+def export_model(folder: Path, tensors: Mapping[str, torch.Tensor], config_json: str, source: ModelConfig, *, disk: Disk) -> None:
     """Write a model directory into `folder` (made when missing).
 
     tensors: by Hugging Face name, tied weights once; config_json: the model's config.json; source: where tokenizer, generation
     config and chat template come from. A template given by `model.chat_template` becomes the directory's own.
     """
-    disk = disk or Disk()
     write_model(folder, tensors, config_json, disk=disk)
     for file in _companions(source):
         disk.copy(file, folder / file.name)

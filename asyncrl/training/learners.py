@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -29,12 +28,11 @@ from asyncrl.training.checkpoint import Counters
 from asyncrl.training.critic import Critic
 from asyncrl.training.dcp import on_rank_0, read_shards, shapes_in
 from asyncrl.training.disk import Disk
-from asyncrl.training.export import export_model, write_model
-from asyncrl.training.learner import Learner, Snapshot
+from asyncrl.training.export import AnyLearner, export_policy, write_model
+from asyncrl.training.learner import Snapshot
+from asyncrl.training.lora import Published, to_publish
 from asyncrl.training.mesh import Mesh, open_mesh
 from asyncrl.training.publication import gather
-
-AnyLearner = Learner[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +40,7 @@ class Learners:
     """critic: None unless the advantage wants values; reference: None unless a KL term is on."""
 
     mesh: Mesh
+    model: ModelConfig
     actor: Actor
     critic: Critic | None = None
     reference: Reference | None = None
@@ -52,7 +51,7 @@ class Learners:
         model: where tokenizer and template come from. Raises OSError, on all ranks, when the disk of one refuses.
         """
         disk = disk or Disk()
-        _write_policy(self.actor.learner, folder / "model", model, disk)
+        export_policy(self.actor.learner, folder / "model", model, disk=disk)
         counters = {"actor": _write_moments(self.actor.learner, folder / "actor", disk)}
         if self.critic is not None:
             _write_value_model(self.critic.learner, folder / "critic" / "model", disk)
@@ -78,11 +77,13 @@ class Learners:
 
     def export(self, folder: Path, *, model: ModelConfig) -> None:
         """The policy as a Hugging Face directory. Raises OSError, on all ranks, when the disk refuses."""
-        _write_policy(self.actor.learner, folder, model, Disk())
+        export_policy(self.actor.learner, folder, model)
 
     def snapshot(self, version: int, into: Mapping[str, torch.Tensor] | None = None) -> Snapshot:
         """The policy's weights now, as `version`; without tensors on other ranks than 0. into: as of `gather`."""
-        return Snapshot(version=version, tensors=gather(self.actor.learner.parameters, self.mesh, into=into))
+        parameters = self.actor.learner.parameters
+        published = to_publish(list(parameters), self.model)
+        return Snapshot(version=version, tensors=gather(published, parameters, self.mesh, into=into))
 
 
 def open_learners(run: TrainRun, mesh: Mesh | None = None, *, total_steps: int = 0) -> Learners:
@@ -97,6 +98,7 @@ def open_learners(run: TrainRun, mesh: Mesh | None = None, *, total_steps: int =
     trained = max(steps - run.trainer.critic_warmup, 1)
     return Learners(
         mesh=mesh,
+        model=run.model,
         actor=Actor(run, mesh, total_updates=trained * run.updates_per_batch),
         critic=Critic(run, mesh, total_updates=steps * run.updates_per_batch) if run.has_critic else None,
         reference=Reference(run, mesh) if run.needs_reference else None,
@@ -106,14 +108,10 @@ def open_learners(run: TrainRun, mesh: Mesh | None = None, *, total_steps: int =
 # --- writing --------------------------------------------------------------------------------------------------------------------
 
 
-def _write_policy(learner: AnyLearner, folder: Path, model: ModelConfig, disk: Disk) -> None:
-    tensors = gather(learner.parameters, learner.mesh)
-    on_rank_0(learner.mesh, partial(export_model, folder, tensors, learner.module.config_json(), model, disk=disk))
-
-
 def _write_value_model(learner: AnyLearner, folder: Path, disk: Disk) -> None:
     """It reads the policy's ids, so the tokenizer beside the policy is its own as well."""
-    tensors = gather(learner.parameters, learner.mesh)
+    whole = [Published(name=name, sources=(name,)) for name in learner.parameters]
+    tensors = gather(whole, learner.parameters, learner.mesh)
     on_rank_0(learner.mesh, partial(write_model, folder, tensors, learner.module.config_json(), disk=disk))
 
 

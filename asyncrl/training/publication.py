@@ -6,27 +6,34 @@ Invariant: when `gather` returns, no rank has a collective of it to join, and wh
 weight while another is on its way to an engine could wait for ever: ranks that send and ranks that gather wait for each other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
+from asyncrl.training.lora import Published
 from asyncrl.training.mesh import Mesh
 
 
 def gather(
-    parameters: Mapping[str, torch.Tensor], mesh: Mesh, *, into: Mapping[str, torch.Tensor] | None = None
+    published: Sequence[Published],
+    parameters: Mapping[str, torch.Tensor],
+    mesh: Mesh,
+    *,
+    into: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Copies of the whole tensors by name, on rank 0; {} on the others. A collective: the same names in the same order everywhere.
+    """All of `published`, whole and on CPU, by name, in memory of their own on rank 0; {} on the others.
 
-    into: where they are written on rank 0, such as shared memory; None: new memory.
+    parameters: of the learner. into: where they are written on rank 0, such as shared memory; None: new memory. A collective: the
+    same names in the same order everywhere.
     """
     found: dict[str, torch.Tensor] = {}
-    for name, parameter in parameters.items():
-        whole = _whole(parameter.detach())
-        if mesh.rank != 0:
-            continue
-        found[name] = whole.clone() if into is None else into[name].copy_(whole)
+    for one in published:
+        sources = [_whole(parameters[name].detach()) for name in one.sources]
+        if mesh.rank == 0:
+            made = one.make(sources)
+            target = torch.empty(made.shape, dtype=made.dtype) if into is None else into[one.name]
+            found[one.name] = target.copy_(made)
     return found
 
 

@@ -3,8 +3,8 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,15 +17,16 @@ from asyncrl.training import checkpoint
 from asyncrl.training.actor import Actor
 from asyncrl.training.checkpoint import (
     Checkpoint,
+    Counters,
     delete_damaged,
     find_checkpoints,
     kept_steps,
     open_checkpoint,
     save_checkpoint,
 )
-from asyncrl.training.critic import Critic
 from asyncrl.training.disk import Disk
-from asyncrl.training.learner import LearnerState
+from asyncrl.training.learners import Learners, open_learners
+from asyncrl.training.mesh import full_copy
 
 MakeModel = Callable[..., Path]
 MakeRun = Callable[..., TrainRun]
@@ -74,6 +75,14 @@ class CrashingDisk(Disk):
             path.write_bytes(path.read_bytes()[:-7])
             raise Crash
 
+    def write_shards(self, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        dies = self._dies()
+        super().write_shards(folder, tensors)
+        if dies:
+            for path in folder.glob("*.safetensors"):
+                path.write_bytes(path.read_bytes()[:-7])
+            raise Crash
+
     def rename(self, source: Path, target: Path) -> None:
         if self._dies():
             raise Crash
@@ -93,22 +102,74 @@ class CrashingDisk(Disk):
         super().remove(path)
 
 
-@pytest.fixture
-def state(make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns) -> LearnerState:
-    """A state with optimizer moments."""
-    actor = Actor(make_run(make_model()))
-    actor.update(make_columns(LENGTHS), UIDS)
-    return actor.state()
+OPTIM = {"lr": 0.01, "lr_scheduler_type": "cosine", "weight_decay": 0.1, "lr_warmup_steps": 2}
 
 
 @pytest.fixture
-def save(tmp_path: Path, state: LearnerState) -> Callable[..., Path]:
-    """save(step, keep=2, disk=None, name="checkpoints", **controllers) -> path, in tmp_path / name. With the files of a critic."""
+def run(make_model: MakeModel, make_run: MakeRun) -> TrainRun:
+    """With a critic."""
+    return make_run(make_model(), algorithm={"adv_estimator": "gae"}, actor={"optim": OPTIM}, critic={"optim": OPTIM})
 
-    def run(step: int, *, keep: int = 2, disk: Disk | None = None, name: str = "checkpoints", **controllers: float) -> Path:
-        model = ModelConfig(path=str(tmp_path / "qwen2-tied-0"))
-        facts: dict[str, Any] = {"step": step, "version": step, "model": model, "controllers": controllers}
-        return save_checkpoint(tmp_path / name, state, **facts, keep=keep, critic=state, disk=disk)
+
+def _update(learners: Learners, columns: TensorDict) -> list[dict[str, float]]:
+    """A step of training; the metrics of actor and critic."""
+    columns["values"], columns["returns"] = columns["rollout_log_probs"] * 0.1, columns["advantages"]
+    critic = [] if learners.critic is None else [learners.critic.update(columns, UIDS)]
+    return [learners.actor.update(columns, UIDS), *critic]
+
+
+def _everything(learners: Learners) -> dict[str, torch.Tensor]:
+    """Copies of weights and moments."""
+    found = {}
+    for role in ("actor", "critic"):
+        if owner := getattr(learners, role):
+            for name, parameter in owner.learner.parameters.items():
+                moments = owner.learner.optimizer.state.get(parameter, {})
+                found |= {f"{role} {kind} {name}": tensor for kind, tensor in {"weight": parameter, **moments}.items()}
+    return {name: full_copy(tensor) for name, tensor in found.items()}
+
+
+def _assert_same(one: Learners, other: Learners) -> None:
+    expected, found = _everything(one), _everything(other)
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+@pytest.fixture
+def learners(run: TrainRun, make_columns: MakeColumns) -> Learners:
+    """With moments."""
+    opened = open_learners(run)
+    _update(opened, make_columns(LENGTHS))
+    return opened
+
+
+def _write_little(folder: Path, disk: Disk) -> Counters:
+    disk.make_folder(folder / "model")
+    for name in ("model/config.json", "rng.safetensors"):
+        disk.write(folder / name, b"some bytes")
+    disk.sync_folder(folder / "model")
+    return {"actor": {"updates": 1}}
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., Path]:
+    """save(step, keep=2, disk=None, name="checkpoints", learners=None, **controllers) -> path, in tmp_path / name.
+
+    learners: None writes two small files in their place."""
+
+    def run(
+        step: int,
+        *,
+        keep: int = 2,
+        disk: Disk | None = None,
+        name: str = "checkpoints",
+        learners: Learners | None = None,
+        **controllers: float,
+    ) -> Path:
+        disk = disk or Disk()
+        little = partial(_write_little, disk=disk)
+        write = little if learners is None else partial(learners.write, model=learners.model, disk=disk)
+        return save_checkpoint(tmp_path / name, write, step=step, version=step, keep=keep, controllers=controllers, disk=disk)
 
     return run
 
@@ -127,41 +188,57 @@ def _step(tmp_path: Path, name: str = "checkpoints") -> tuple[int | None, list[s
     return (None if found is None else found.step), said
 
 
-def test_what_is_saved_comes_back(tmp_path: Path, state: LearnerState, save: Callable[..., Path]) -> None:
-    save(3, kl_coef=0.25)
+def test_what_is_saved_comes_back(tmp_path: Path, run: TrainRun, learners: Learners, save: Callable[..., Path]) -> None:
+    save(3, learners=learners, kl_coef=0.25)
     found = _newest(tmp_path / "checkpoints")
     assert found is not None
     assert (found.step, found.version, found.controllers) == (3, 3, {"kl_coef": 0.25})
-    loaded = found.load()
-    for kind in ("model", "optimizer"):
-        saved, back = getattr(state, kind), getattr(loaded, kind)
-        assert set(saved) == set(back)
-        assert all(torch.equal(saved[name], back[name]) for name in saved)
-    assert torch.equal(loaded.rng, state.rng)
-    assert loaded.counters == {"updates": 1, "skipped_updates": 0, "skipped_in_a_row": 0}
-    assert {path.name for path in (found.path / "critic").rglob("*")} == {
-        "model",
-        "config.json",
-        "model.safetensors",
-        "optimizer.safetensors",
+    one = {"updates": 1, "skipped_updates": 0, "skipped_in_a_row": 0}
+    assert found.counters == {"actor": one, "critic": one}
+    shard, model = "shard-00001-model-00001-of-00001.safetensors", {"model/config.json", "model/model.safetensors"}
+    companions = {"model/tokenizer.json", "model/chat_template.jinja", "model/generation_config.json"}
+    assert {path.relative_to(found.path).as_posix() for path in found.path.rglob("*") if path.is_file()} == {
+        *model,
+        *companions,
+        *(f"critic/{name}" for name in model),
+        f"actor/{shard}",
+        f"critic/{shard}",
+        "rng.safetensors",
+        "manifest.json",
+        "DONE",
     }
+    other = open_learners(run)
+    other.read(found.path, found.counters)
+    _assert_same(learners, other)
+
+
+def test_one_from_before_the_first_update_comes_back(
+    tmp_path: Path, run: TrainRun, learners: Learners, save: Callable[..., Path]
+) -> None:
+    """Into learners that have moments, and lose them."""
+    beginning = open_learners(run)
+    found = open_checkpoint(save(1, learners=beginning))
+    learners.read(found.path, found.counters)
+    _assert_same(beginning, learners)
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
     assert _step(tmp_path) == (None, [])
 
 
-def test_a_crash_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path: Path, save: Callable[..., Path]) -> None:
+def test_a_crash_at_any_file_operation_leaves_a_whole_checkpoint(
+    tmp_path: Path, learners: Learners, save: Callable[..., Path]
+) -> None:
     """keep = 1, so the removal of the older one is among the operations. A save afterwards cleans up."""
     counting = CrashingDisk(-1)
     save(1, name="count")
-    save(2, name="count", keep=1, disk=counting)
-    assert counting.operations > 15
+    save(2, name="count", keep=1, disk=counting, learners=learners)
+    assert counting.operations > 25
     for at in range(counting.operations):
         name = f"crash-{at}"
         save(1, name=name)
         with pytest.raises(Crash):
-            save(2, name=name, keep=1, disk=CrashingDisk(at))
+            save(2, name=name, keep=1, disk=CrashingDisk(at), learners=learners)
         assert _step(tmp_path, name)[0] in (1, 2), f"nothing whole after a crash in operation {at}"
         save(3, name=name, keep=1)
         assert [path.name for path in (tmp_path / name).iterdir()] == ["global_step_3"]
@@ -181,9 +258,9 @@ def test_a_crash_while_a_step_is_saved_again_keeps_the_first(tmp_path: Path, sav
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["global_step_1"]
 
 
-def test_every_file_matters_and_what_is_damaged_is_deleted(tmp_path: Path, save: Callable[..., Path]) -> None:
+def test_every_file_matters_and_what_is_damaged_is_deleted(tmp_path: Path, learners: Learners, save: Callable[..., Path]) -> None:
     save(1)
-    newest, copy = save(2), tmp_path / "copy"
+    newest, copy = save(2, learners=learners), tmp_path / "copy"
     shutil.copytree(newest, copy)
     for name in [path.relative_to(copy) for path in copy.rglob("*") if path.is_file()]:
         content = (copy / name).read_bytes()
@@ -232,7 +309,7 @@ def test_only_the_newest_are_kept_and_leftovers_go(tmp_path: Path, save: Callabl
     folder = tmp_path / "checkpoints"
     for step in (2, 9, 10):
         with pytest.raises(Crash):
-            save(step + 100, disk=CrashingDisk(9))
+            save(step + 100, disk=CrashingDisk(6))
         save(step)
     assert sorted(path.name for path in folder.iterdir()) == ["global_step_10", "global_step_9"]
     assert _step(tmp_path) == (10, [])
@@ -259,7 +336,7 @@ def test_tensors_that_a_full_disk_refuses_are_an_os_error(tmp_path: Path) -> Non
 
 def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path: Path, save: Callable[..., Path]) -> None:
     save(1)
-    weights = save(2) / "model" / "model.safetensors"
+    weights = save(2) / "model" / "config.json"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
@@ -273,108 +350,107 @@ def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path: Path
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_training_goes_on_bit_for_bit(
-    tmp_path: Path, make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns, tied: bool
+    make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns, save: Callable[..., Path], tied: bool
 ) -> None:
-    folder = make_model(tied=tied)
-    run = make_run(folder, actor={"optim": {"lr": 0.01, "lr_scheduler_type": "cosine", "weight_decay": 0.1, "lr_warmup_steps": 2}})
+    run = make_run(make_model(tied=tied), algorithm={"adv_estimator": "gae"}, actor={"optim": OPTIM}, critic={"optim": OPTIM})
     batches = [make_columns(LENGTHS, seed=seed) for seed in range(4)]
-    straight = Actor(run)
+    straight, first, resumed = open_learners(run), open_learners(run), open_learners(run)
     for batch in batches:
-        straight.update(batch, UIDS)
-    first = Actor(run)
+        _update(straight, batch)
     for batch in batches[:2]:
-        first.update(batch, UIDS)
-    save_checkpoint(tmp_path / "c", first.state(), step=2, version=2, model=run.model, keep=1)
-    found = _newest(tmp_path / "c")
-    assert found is not None
-    resumed = Actor(run)
+        _update(first, batch)
+    drawn = torch.get_rng_state()
+    found = open_checkpoint(save(2, learners=first))
+    _update(resumed, batches[3])  # gathered weights of before are not used
     torch.rand(3)  # the generator is part of the state
-    resumed.load(found.load())
-    drawn = torch.rand(1)
-    torch.set_rng_state(found.load().rng)
-    assert torch.equal(drawn, torch.rand(1))
-    metrics = [resumed.update(batch, UIDS) for batch in batches[2:]]
-    assert metrics[-1]["actor/lr"] < 0.01
-    for name, tensor in straight.state().model.items():
-        assert torch.equal(tensor, resumed.state().model[name])
-    for name, tensor in straight.state().optimizer.items():
-        assert torch.equal(tensor, resumed.state().optimizer[name])
+    resumed.read(found.path, found.counters)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    for batch in batches[2:]:
+        actor, critic = _update(resumed, batch)
+    assert (actor["actor/lr"] < 0.01, critic["critic/lr"] < 0.01) == (True, True)
+    _assert_same(straight, resumed)
 
 
-def test_the_critic_goes_on_bit_for_bit(
-    tmp_path: Path, make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns
+def test_what_cannot_be_read_changes_nothing(
+    make_model: MakeModel, make_run: MakeRun, run: TrainRun, learners: Learners, save: Callable[..., Path]
 ) -> None:
-    optim = {"lr": 0.01, "lr_scheduler_type": "cosine", "weight_decay": 0.1, "lr_warmup_steps": 2}
-    run = make_run(make_model(), algorithm={"adv_estimator": "gae"}, critic={"optim": optim})
-    batches = [make_columns(LENGTHS, seed=seed) for seed in range(4)]
-    for batch in batches:
-        batch["values"], batch["returns"] = batch["rollout_log_probs"] * 0.1, batch["advantages"]
-    straight, first, resumed, actor = Critic(run), Critic(run), Critic(run), Actor(run)
-    for batch in batches:
-        straight.update(batch, UIDS)
-    for batch in batches[:2]:
-        first.update(batch, UIDS)
-    facts: dict[str, Any] = {"step": 2, "version": 2, "model": run.model, "keep": 1}
-    save_checkpoint(tmp_path / "c", actor.state(), **facts, critic=first.state())
-    found = _newest(tmp_path / "c")
-    assert found is not None
-    resumed.load(found.load_critic())
-    resumed.update(batches[2], UIDS)
-    assert resumed.update(batches[3], UIDS)["critic/lr"] < 0.01
-    for kind in ("model", "optimizer"):
-        expected, state = getattr(straight.state(), kind), getattr(resumed.state(), kind)
-        assert expected.keys() == state.keys()
-        assert all(torch.equal(tensor, state[name]) for name, tensor in expected.items())
-    with pytest.raises(CheckpointError, match="of another model"):
-        resumed.load(found.load())  # the actor's
-
-
-def test_a_checkpoint_without_a_critic_says_so(tmp_path: Path, state: LearnerState) -> None:
-    """Nor does one that was written before there were any."""
-    model = ModelConfig(path=str(tmp_path / "qwen2-tied-0"))
-    path = save_checkpoint(tmp_path / "c", state, step=1, version=1, model=model, keep=1)
-    manifest = json.loads((path / "manifest.json").read_text())
-    assert manifest.pop("critic_counters") is None
-    text = json.dumps(manifest)
-    (path / "manifest.json").write_text(text)
-    (path / "DONE").write_text(checkpoint._checksum(text.encode()))
-    found = open_checkpoint(path)
-    assert found.critic_counters is None
+    before = _everything(learners)
+    alone = open_checkpoint(save(1, learners=open_learners(make_run(Path(run.model.path)))))
     with pytest.raises(CheckpointError, match="global_step_1: has no critic"):
-        found.load_critic()
+        learners.read(alone.path, alone.counters)
+    other = make_model("qwen2", seed=1, num_hidden_layers=1)
+    small = open_checkpoint(save(2, learners=open_learners(make_run(other, algorithm={"adv_estimator": "gae"}))))
+    with pytest.raises(CheckpointError, match=r"of another model: parameter 'model\.layers\.1\S+' differs \(12 in all\)"):
+        learners.read(small.path, small.counters)
+    wide = make_model("qwen2", seed=2, intermediate_size=28)
+    for folder in ("model", "critic/model"):  # the first, or only the second
+        found = open_checkpoint(save(3, learners=open_learners(make_run(wide, algorithm={"adv_estimator": "gae"}))))
+        shutil.copytree(found.path / folder, small.path / folder, dirs_exist_ok=True)
+    shutil.copytree(run.model.path, small.path / "model", dirs_exist_ok=True)
+    with pytest.raises(CheckpointError, match=r"of another model: parameter 'model\.layers\.0\.mlp\S+' differs \(6 in all\)"):
+        learners.read(small.path, small.counters)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in _everything(learners).items())
+
+
+def test_files_that_nobody_checked_are_named(learners: Learners, save: Callable[..., Path]) -> None:
+    for name in ("model/model.safetensors", "actor/shard-00001-model-00001-of-00001.safetensors", "rng.safetensors"):
+        found = open_checkpoint(save(1, learners=learners))
+        (found.path / name).write_bytes(b"x" * 20)
+        with pytest.raises(CheckpointError, match=rf"global_step_1/{name.split('/')[0]}\S* cannot be read: "):
+            learners.read(found.path, found.counters)
+
+
+def test_a_full_disk_is_an_os_error(tmp_path: Path, learners: Learners) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"file/actor cannot be written: rank 0: NotADirectoryError: "):
+        Disk().write_shards(tmp_path / "file/actor", {"a": torch.zeros(2)})
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_model_inside_loads_as_any_hugging_face_model(
-    tmp_path: Path, make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns, kind: str, tied: bool
+    tmp_path: Path,
+    make_model: MakeModel,
+    make_run: MakeRun,
+    make_columns: MakeColumns,
+    save: Callable[..., Path],
+    kind: str,
+    tied: bool,
 ) -> None:
     run = make_run(make_model(kind, tied=tied))
-    actor = Actor(run)
-    actor.update(make_columns(LENGTHS), UIDS)
-    path = save_checkpoint(tmp_path / "c", actor.state(), step=1, version=1, model=run.model, keep=1) / "model"
+    learners = open_learners(run)
+    learners.actor.update(make_columns(LENGTHS), UIDS)
+    path = save(1, learners=learners) / "model"
+    learners.export(tmp_path / "hf", model=run.model)
+    assert _bytes_in(path) == _bytes_in(tmp_path / "hf")
     model = AutoModelForCausalLM.from_pretrained(path)
-    parameters = dict(model.named_parameters())
-    assert set(parameters) == set(actor.state().model)
-    assert all(torch.equal(tensor, actor.state().model[name]) for name, tensor in parameters.items())
+    parameters, published = dict(model.named_parameters()), learners.snapshot(7)
+    assert published.version == 7
+    assert set(parameters) == set(published.tensors)
+    assert all(torch.equal(tensor, published.tensors[name]) for name, tensor in parameters.items())
     assert type(model).__name__.lower() == f"{kind}forcausallm"
     assert (path / "tokenizer.json").read_text() == "{}"
     again = Actor(make_run(path))
     columns = make_columns(LENGTHS, seed=5)
-    assert torch.equal(again.log_probs(columns)[0].values(), actor.log_probs(columns)[0].values())
+    assert torch.equal(again.log_probs(columns)[0].values(), learners.actor.log_probs(columns)[0].values())
 
 
-def test_a_configured_template_becomes_the_exports_own(tmp_path: Path, state: LearnerState) -> None:
+def _bytes_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_configured_template_becomes_the_exports_own(tmp_path: Path, learners: Learners) -> None:
     template = tmp_path / "mine.jinja"
     template.write_text("mine")
-    model = ModelConfig(path=str(tmp_path / "qwen2-tied-0"), chat_template=str(template))
-    path = save_checkpoint(tmp_path / "c", state, step=1, version=1, model=model, keep=1)
-    assert (path / "model" / "chat_template.jinja").read_text() == "mine"
+    learners.export(tmp_path / "hf", model=ModelConfig(path=learners.model.path, chat_template=str(template)))
+    assert (tmp_path / "hf" / "chat_template.jinja").read_text() == "mine"
 
 
-def test_a_checkpoint_of_another_model_changes_nothing(make_model: MakeModel, make_run: MakeRun, state: LearnerState) -> None:
-    other = Actor(make_run(make_model("qwen2", seed=1, num_hidden_layers=1)))
-    before = other.state().model
-    with pytest.raises(CheckpointError, match="of another model"):
-        other.load(state)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in other.state().model.items())
+def test_a_snapshot_is_written_where_it_is_asked_to_and_stays_as_it_is(learners: Learners, make_columns: MakeColumns) -> None:
+    into = {name: torch.empty_like(tensor) for name, tensor in learners.snapshot(1).tensors.items()}
+    found = learners.snapshot(2, into)
+    assert all(found.tensors[name] is tensor for name, tensor in into.items())
+    kept = {name: tensor.clone() for name, tensor in found.tensors.items()}
+    _update(learners, make_columns(LENGTHS))
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in found.tensors.items())
+    assert any(not torch.equal(tensor, kept[name]) for name, tensor in learners.snapshot(3).tensors.items())
