@@ -12,7 +12,7 @@ Not covered: adapters of the embedding or the head; tensor parallel; a critic wi
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,13 +168,6 @@ def to_publish(names: Sequence[str], model: ModelConfig) -> list[Published]:
     """What the engine gets at each version, by `model.lora_publish`; all weights as they are where there are no adapters."""
     as_adapter = model.lora_rank > 0 and model.lora_publish == "adapter"
     return adapter_alone(names, model, scaled=True) if as_adapter else whole_model(names, model)
-
-
-def made(
-    published: Sequence[Published], parameters: Mapping[str, torch.Tensor], gather: Callable[[torch.Tensor], torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """All of them. gather: parameter to whole tensor in memory of its own; a collective on many ranks."""
-    return {one.name: one.make([gather(parameters[name]) for name in one.sources]) for one in published}
 
 
 def _scale(model: ModelConfig) -> float:
