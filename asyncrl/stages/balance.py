@@ -2,21 +2,22 @@
 
     replay.sample -> [balance] -> old_log_prob, ref_log_prob, advantage, update_actor -> retire
 
-It orders keys; the payload stays in the store. Within a mini-batch rows go to the ranks by largest differencing of their workload
-(`algorithms/partition.py`); the ranks' shares make up the batch, one contiguous shard a rank. Invariants:
+It orders keys; the payload stays in the store. Within a mini-batch sessions go to the ranks by largest differencing of their
+workload (`algorithms/partition.py`); the ranks' shares make up the batch, one contiguous shard a rank. Invariants:
 1. `parts_make_up_the_whole`: each row is in one shard, its tags unchanged.
 2. `groups_stay_together`: the mini-batches are the same whole groups whatever the number of ranks; only who computes a row changes.
+   The rows of a session are on one rank: a sequence-level loss sees all of it.
 3. With one rank the batch is left as it is, and the same input always gives the same order.
 4. Losses are normalised by counts over all ranks (`algorithms/aggregation.py`), so counts of rows may differ between ranks. Padding
    rows are made only where `equal_counts` asks for them, in the mini-batch that needs them.
 
-What a rank takes from it: its `Shard`, the rows to get from the store (`without_padding`, then `with_padding`) and which of them
-make up each mini-batch. A share may be empty; such a rank still joins the collectives of that step, as it does when others have
-more micro-batches (`partition_under_cap(at_least=...)`). Ranks are those of data parallelism: world / sequence parallel.
+What ranks take from it: `Dispatch.row_shards`, the rows of each in each mini-batch. A share may be empty; such a rank still joins
+the collectives of that step, as it does when others have more micro-batches (`training/microbatch.py`). Ranks are those of data
+parallelism: world / (sequence parallel x tensor parallel).
 
 Where we differ from verl 0.9.1:
 1. Balance is within each mini-batch, not over the whole batch: the ranks meet at every optimizer step, and a group is not split.
-2. Counts of rows may differ between ranks, so parts are balanced to a fraction of a row and there are no padding rows.
+2. Counts of rows may differ between ranks, so parts are balanced to a fraction of a session and there are no padding rows.
 3. The heaviest share goes to the rank with the least work so far.
 """
 
@@ -76,10 +77,15 @@ class Dispatch:
         return tuple(self.whole.select(_positions(self.whole, chosen)) for chosen in keys)
 
     def check(self) -> None:
-        """Raises FieldError when a row was lost, doubled or changed, or a group is split over optimizer steps."""
+        """Raises FieldError when a row was lost, doubled or changed, a group is split over steps, or a session over ranks."""
         parts_make_up_the_whole(self.whole, [shard.batch for shard in self.shards])
         parts_make_up_the_whole(self.whole, self.mini_batches)
         groups_stay_together(self.mini_batches)
+        owners: dict[str, int] = {}
+        for rank, shard in enumerate(self.shards):
+            for session in filter(None, shard.batch.sessions):
+                if owners.setdefault(session, rank) != rank:
+                    raise FieldError(f"session {session!r} is split over ranks {owners[session]} and {rank}")
 
 
 def balance(batch: KVBatchMeta, dp_size: int, *, groups_each: int, equal_counts: bool = False) -> Dispatch:
@@ -87,7 +93,7 @@ def balance(batch: KVBatchMeta, dp_size: int, *, groups_each: int, equal_counts:
 
     Rows keep their order within a share. equal_counts: every rank gets the same number of rows of each mini-batch; padding rows are
     added where it does not divide. Milliseconds for a thousand rows, so not for the loop.
-    Raises FieldError when a tag has no seq_len.
+    Raises FieldError when a tag has no seq_len, and when equal counts are asked for with a session of several rows.
     """
     if dp_size < 1:
         raise ValueError(f"{dp_size} ranks cannot take a batch of {len(batch)} rows; give at least 1")
@@ -120,17 +126,33 @@ def seqlen_metrics(batch: KVBatchMeta, shards: Sequence[Shard]) -> dict[str, flo
 
 
 def _shares(whole: KVBatchMeta, steps: Sequence[list[int]], dp_size: int, equal_counts: bool) -> list[list[list[int]]]:
-    """Row numbers by rank and mini-batch. A padding row is no work: it is in no micro-batch (`Rows.micro_batches`)."""
+    """Row numbers by rank and mini-batch."""
     ranks: list[list[list[int]]] = [[] for _ in range(dp_size)]
-    work_so_far, padding = [0] * dp_size, whole.padding
+    work_so_far, work, sessions = [0] * dp_size, _work(whole), whole.sessions
     for rows in steps:
-        tokens = _tokens(whole, rows)
-        weights = [0 if padding[row] else workload(length) for row, length in zip(rows, tokens, strict=True)]
+        units = _units(rows, sessions)
+        if equal_counts and len(units) < len(rows):
+            raise FieldError("ranks cannot have equal counts of rows: a session of several rows is not split")
+        weights = [sum(work[row] for row in unit) for unit in units]
         lightest_first = sorted(range(dp_size), key=work_so_far.__getitem__)
         for rank, items in zip(lightest_first, partition(weights, dp_size, equal_counts=equal_counts), strict=True):
-            ranks[rank].append(sorted(rows[item] for item in items))
+            ranks[rank].append(sorted(row for item in items for row in units[item]))
             work_so_far[rank] += sum(weights[item] for item in items)
     return ranks
+
+
+def _work(whole: KVBatchMeta) -> list[int]:
+    """Of each row. A padding row is none: it is in no micro-batch (`Rows.micro_batches`)."""
+    tokens = _tokens(whole, range(len(whole)))
+    return [0 if fills else workload(length) for fills, length in zip(whole.padding, tokens, strict=True)]
+
+
+def _units(rows: Sequence[int], sessions: Sequence[str | None]) -> list[list[int]]:
+    """The rows by session; each padding row is a unit of its own."""
+    units: dict[str | int, list[int]] = {}
+    for row in rows:
+        units.setdefault(sessions[row] or row, []).append(row)
+    return list(units.values())
 
 
 def _shard(whole: KVBatchMeta, shares: Sequence[Sequence[int]]) -> Shard:

@@ -44,8 +44,9 @@ def pack_micro_batches(
 ) -> list[list[int]]:
     """Row numbers of each micro-batch, longest rows first (the largest allocation comes first, so memory is found out at once).
 
-    rows: which of all rows; None: all. Each is in exactly one micro-batch, none of which is above a hard budget. The order depends on
-    the lengths alone, ties in the order of `rows`. together: a number for each of all rows; rows of one number are not parted.
+    rows: which of all; None: all of them. Each is in exactly one micro-batch, and none of these is above a hard budget. The order
+    depends on the lengths alone, ties in the order of `rows`. together: a number for each of all rows; rows of one number are not
+    parted.
     Raises ConfigError for a row, or rows kept together, above a hard budget.
 
     lengths [3, 9, 4, 8], max_tokens 18 -> [[1, 3], [2, 0]].

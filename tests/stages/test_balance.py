@@ -1,5 +1,7 @@
 """balance: whole groups a mini-batch, about equal work a rank, nothing lost, and nothing changed for one rank."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +18,13 @@ GROUPS = st.lists(st.lists(st.integers(1, 4000), min_size=1, max_size=5), min_si
 RANKS, EACH = st.integers(1, 6), st.integers(1, 4)
 
 
-def batch_of(groups: list[list[int]]) -> KVBatchMeta:
-    rows = [(f"u{group}_{session}_0", length) for group, row in enumerate(groups) for session, length in enumerate(row)]
+def batch_of(groups: list[list[int]], rows_each: int = 1) -> KVBatchMeta:
+    """rows_each: of a session."""
+    rows = [
+        (f"u{group}_{place // rows_each}_{place % rows_each}", length)
+        for group, row in enumerate(groups)
+        for place, length in enumerate(row)
+    ]
     return KVBatchMeta(
         partition_id="train", keys=tuple(key for key, _ in rows), tags=tuple({"seq_len": length} for _, length in rows)
     )
@@ -48,12 +55,40 @@ def test_a_mini_batch_has_the_groups_it_has_on_one_rank(groups: list[list[int]],
     assert [set(rows.without_padding().keys) for rows in spread] == alone
 
 
-@given(GROUPS, RANKS, EACH)
-def test_the_ranks_differ_by_one_row_of_work_at_most(groups: list[list[int]], ranks: int, each: int) -> None:
-    dispatch = balance(batch_of(groups), ranks, groups_each=each)
+@given(GROUPS, RANKS, EACH, st.integers(1, 3))
+def test_the_ranks_differ_by_one_session_of_work_at_most(groups: list[list[int]], ranks: int, each: int, rows_each: int) -> None:
+    dispatch = balance(batch_of(groups, rows_each), ranks, groups_each=each)
     for step, rows in enumerate(dispatch.mini_batches):
-        work = [work_of(shard, step) for shard in dispatch.shards]
-        assert max(work) - min(work) <= max(workload(int(tag["seq_len"])) for tag in rows.tags)
+        work, of_session = [work_of(shard, step) for shard in dispatch.shards], Counter[str | None]()
+        for session, tag in zip(rows.sessions, rows.tags, strict=True):
+            of_session[session] += workload(int(tag["seq_len"]))
+        assert max(work) - min(work) <= max(of_session.values())
+
+
+@given(GROUPS, RANKS, EACH, st.integers(2, 3))
+def test_a_session_is_on_one_rank_with_its_rows_in_order(groups: list[list[int]], ranks: int, each: int, rows_each: int) -> None:
+    batch = batch_of(groups, rows_each)
+    dispatch = balance(batch, ranks, groups_each=each)
+    dispatch.check()
+    on_ranks = [set(shard.batch.sessions) for shard in dispatch.shards]
+    assert sum(map(len, on_ranks)) == len(set(batch.sessions))
+    for session in batch.sessions:
+        keys = [key for key in batch.keys if key.startswith(f"{session}_")]
+        assert [key for key in dispatch.batch.keys if key in keys] == keys
+
+
+@given(GROUPS, RANKS, EACH, st.booleans())
+def test_row_shards_are_the_mini_batches_of_the_ranks(groups: list[list[int]], ranks: int, each: int, equal: bool) -> None:
+    dispatch = balance(batch_of(groups), ranks, groups_each=each, equal_counts=equal)
+    keys = dispatch.batch.keys
+    found = [[[keys[row] for row in rows] for rows in steps] for steps in dispatch.row_shards]
+    told = [[[shard.batch.keys[row] for row in rows] for rows in shard.mini_batches] for shard in dispatch.shards]
+    assert found == (told if ranks > 1 else [])
+
+
+def test_equal_counts_do_not_split_a_session() -> None:
+    with pytest.raises(FieldError, match="a session of several rows is not split"):
+        balance(batch_of([[5, 6, 7]], 3), 2, groups_each=1, equal_counts=True)
 
 
 @given(GROUPS, RANKS, EACH)
@@ -126,6 +161,15 @@ def test_a_batch_that_has_padding_rows_keeps_them_in_their_mini_batch() -> None:
 def test_no_ranks_are_refused(ranks: int) -> None:
     with pytest.raises(ValueError, match="ranks cannot take"):
         balance(batch_of([[1]]), ranks, groups_each=1)
+
+
+def test_a_session_on_two_ranks_is_caught() -> None:
+    batch = batch_of([[5, 6]], 2)
+    broken = Dispatch(
+        whole=batch, shards=tuple(Shard(batch=batch.select([row]), mini_batches=((0,),)) for row in (0, 1)), metrics={}
+    )
+    with pytest.raises(FieldError, match="session 'u0_0' is split over ranks 0 and 1"):
+        broken.check()
 
 
 @pytest.mark.parametrize("spoil", ["lost", "split"])
