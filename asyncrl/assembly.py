@@ -3,6 +3,7 @@
 cli -> preflight -> [assembly] -> wiring -> trainer
 """
 
+import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import torch
 
 from asyncrl.agents.chat_template import ChatTemplate, load_chat_template
 from asyncrl.chosen import check_choices
+from asyncrl.cluster import ForkServer
 from asyncrl.config import TrainRun
 from asyncrl.dataset import RLHFDataset
 from asyncrl.errors import CheckpointError
@@ -33,13 +35,18 @@ from asyncrl.trainer import Trainer
 from asyncrl.training.checkpoint import Checkpoint, delete_damaged, find_checkpoints, kept_steps, save_checkpoint
 from asyncrl.training.learners import Learners, open_learners
 from asyncrl.training.model import load_model
+from asyncrl.training.ranks import RankedLearners
 from asyncrl.training.start import Start, check_model, facts_of, model_digest, read_start, refuse_changes, write_start
 from asyncrl.transfer_queue import TransferQueue
 from asyncrl.transfer_queue.opening import open_queue
 from asyncrl.wiring import Edges, Rollout, open_controller, open_measure, stages_of
+from asyncrl.wording import first_of
 from asyncrl.world import RealWorld
 
 log = logging.getLogger(__name__)
+
+AnyLearners = Learners | RankedLearners
+"""The models of a run: in this process, or in ranks of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,26 +98,38 @@ async def open_rollout(
 # --- training -------------------------------------------------------------------------------------------------------------------
 
 
-async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False, world: RealWorld | None = None) -> Path:
+async def run_training(
+    run: TrainRun,
+    inputs: RunInputs,
+    *,
+    resume: bool = False,
+    world: RealWorld | None = None,
+    fork_server: ForkServer | None = None,
+) -> Path:
     """A whole training run; returns its folder. SIGINT and SIGTERM end it at the end of a version with a checkpoint.
 
     resume: go on with the newest run of this name that has begun. Raises CheckpointError when there is none, when no weights are
-    left that its journal fits, or when the configuration changes what a run may not change. world: one that somebody looks into.
+    left that its journal fits, or when the configuration changes what a run may not change; RankError when its ranks cannot go on.
+    world: one that somebody looks into; fork_server: where ranks are forked, when somebody has one.
     """
     stop = Stop()
     async with AsyncExitStack() as stack:
         stack.enter_context(on_signals(stop))
         world = await stack.enter_async_context(world or RealWorld(run_seed=run.trainer.seed))
         found = await world.offload(_find_folder, run) if resume else None
-        loaded = await read_model(run, world)
+        is_local = run.cluster.kind == "local"
+        ranks = await stack.enter_async_context(_open_ranks(run, world, fork_server)) if is_local else None
+        loaded = await _read_model_beside(ranks, run, world)
         await world.offload(_drop_overlong, inputs.train_rows, loaded.template, run)
         if inputs.val_rows is not None:
             await world.offload(_drop_overlong, inputs.val_rows, loaded.template, run)
         await world.offload(check_choices, run)  # before there is a folder
+        if ranks is not None:
+            await world.offload(ranks.open, total_steps(run, len(inputs.train_rows)), pool="model")
         folder = found if found is not None else await world.offload(_new_folder, run, inputs.train_rows)
         rollout = await stack.enter_async_context(open_rollout(run, world, loaded=loaded, folder=folder))
         stack.enter_context(rare_collections())
-        opened = open_trainer(run, inputs, folder, rollout, world, stop, resume=resume)
+        opened = open_trainer(run, inputs, folder, rollout, world, stop, resume=resume, ranks=ranks)
         trainer, learners = await stack.enter_async_context(opened)
         await trainer.fit()
         await world.offload(functools.partial(learners.export, folder.export, model=run.model), pool="model")
@@ -118,11 +137,42 @@ async def run_training(run: TrainRun, inputs: RunInputs, *, resume: bool = False
 
 
 @asynccontextmanager
+async def _open_ranks(run: TrainRun, world: World, server: ForkServer | None) -> AsyncIterator[RankedLearners]:
+    """Not started yet; leaving ends the processes, also one that hangs or has not come up."""
+    ranks = RankedLearners(run, server=server)
+    try:
+        yield ranks
+    finally:
+        await world.offload(ranks.close)
+
+
+async def _read_model_beside(ranks: RankedLearners | None, run: TrainRun, world: World) -> LoadedModel:
+    """`read_model`, while the ranks start: importing takes each of them seconds."""
+    if ranks is None:
+        return await read_model(run, world)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(world.offload(ranks.start, pool="model"))
+            return await read_model(run, world)
+    except BaseExceptionGroup as errors:
+        first = first_of(errors)
+        raise first from first.__cause__
+
+
+@asynccontextmanager
 async def open_trainer(
-    run: TrainRun, inputs: RunInputs, folder: RunFolder, rollout: Rollout, world: World, stop: Stop, *, resume: bool = False
-) -> AsyncIterator[tuple[Trainer, Learners]]:
+    run: TrainRun,
+    inputs: RunInputs,
+    folder: RunFolder,
+    rollout: Rollout,
+    world: World,
+    stop: Stop,
+    *,
+    resume: bool = False,
+    ranks: RankedLearners | None = None,
+) -> AsyncIterator[tuple[Trainer, AnyLearners]]:
     """The rooms of training, and the models, with the newest weights of the folder or at the beginning; leaving ends the groups in
-    flight."""
+    flight. ranks: of a run whose models are in rank processes, open."""
     async with AsyncExitStack() as stack:
         rows = inputs.train_rows
         steps = total_steps(run, len(rows))
@@ -130,7 +180,7 @@ async def open_trainer(
         # First of all, as it holds the lock of the run: the checkpoints of one that is still going are not ours to delete.
         queue = await stack.enter_async_context(_open_queue(run, folder, weights, world))
         checkpoint = None if weights is None else weights.checkpoint
-        learners = await world.offload(_open_learners, run, steps, checkpoint, pool="model")
+        learners = await world.offload(_open_learners, run, steps, checkpoint, ranks, pool="model")
         kl = _kl_coefficient(run, checkpoint)
         edges = Edges(
             world=world,
@@ -171,7 +221,7 @@ def _open_queue(
     )
 
 
-def _stages(run: TrainRun, learners: Learners, kl: KLCoefficient | None) -> tuple[Stage, ...]:
+def _stages(run: TrainRun, learners: AnyLearners, kl: KLCoefficient | None) -> tuple[Stage, ...]:
     reference = None if learners.reference is None else learners.reference.log_probs
     return stages_of(run, learners.actor, reference=reference, critic=learners.critic, kl=kl)
 
@@ -181,9 +231,10 @@ def _kl_coefficient(run: TrainRun, checkpoint: Checkpoint | None) -> KLCoefficie
     return kl_coefficient(run.algorithm, None if checkpoint is None else checkpoint.controllers.get("kl_coef"))
 
 
-def _open_learners(run: TrainRun, steps: int, checkpoint: Checkpoint | None) -> Learners:
+def _open_learners(run: TrainRun, steps: int, checkpoint: Checkpoint | None, ranks: RankedLearners | None) -> AnyLearners:
     """At the beginning of the run, or as the checkpoint has left them. steps: of the run."""
-    learners = open_learners(run, total_steps=steps)
+    assert (ranks is None) == (run.cluster.kind == "process")
+    learners = ranks or open_learners(run, total_steps=steps)
     if checkpoint is not None:
         learners.read(checkpoint.path, checkpoint.counters)
     return learners
@@ -204,7 +255,7 @@ def _drop_overlong(rows: RLHFDataset, template: ChatTemplate, run: TrainRun) -> 
 
 
 async def _save(
-    run: TrainRun, world: World, learners: Learners, folder: RunFolder, kl: KLCoefficient | None, step: int
+    run: TrainRun, world: World, learners: AnyLearners, folder: RunFolder, kl: KLCoefficient | None, step: int
 ) -> list[int]:
     keep = run.trainer.max_ckpt_to_keep
     save = functools.partial(

@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from tensordict import TensorDict
 
-from asyncrl.cluster import RankGroup
+from asyncrl.cluster import ForkServer, RankGroup
 from asyncrl.config import ModelConfig, TrainRun, topology_of
 from asyncrl.ports import Shards, Topology
 from asyncrl.protocol.ragged import from_values
@@ -28,12 +28,16 @@ from asyncrl.training.rank import TARGET, Shapes, SharedBatch
 class RankedLearners:
     """start -> open -> [read] -> the policy, the critic and the reference work -> close. Not thread-safe but for `close`."""
 
-    def __init__(self, run: TrainRun) -> None:
+    def __init__(self, run: TrainRun, *, server: ForkServer | None = None) -> None:
         self._run = run
         self._shapes: Shapes = {}
         self.topology = topology_of(run)
         self.group = RankGroup(
-            self.topology.world, TARGET, timeout_s=run.cluster.rank_timeout_s, num_threads=run.trainer.num_threads
+            self.topology.world,
+            TARGET,
+            timeout_s=run.cluster.rank_timeout_s,
+            num_threads=run.trainer.num_threads,
+            server=server,
         )
         self.actor = RankedPolicy(ranks=self)
         self.critic = RankedCritic(ranks=self) if run.has_critic else None
