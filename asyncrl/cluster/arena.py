@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from mmap import mmap
 
@@ -66,13 +66,9 @@ class Block:
 class News:
     """What ranks have to be told before their next call. Whoever asked for it sends the descriptors, and closes them."""
 
-    blocks: tuple[tuple[int, int], ...]
-    """(number, size), one a descriptor."""
-    fds: tuple[int, ...]
+    blocks: tuple[tuple[int, int, int], ...]
+    """(number, size, descriptor)"""
     dropped: tuple[int, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.blocks or self.dropped)
 
 
 class Arena:
@@ -158,8 +154,7 @@ class Arena:
         with self._lock:
             unsent, self._unsent = self._unsent, {}
             dropped, self._dropped = self._dropped, []
-        blocks = tuple((number, size) for number, (size, _) in unsent.items())
-        return News(blocks=blocks, fds=tuple(fd for _, fd in unsent.values()), dropped=tuple(dropped))
+        return News(blocks=tuple((number, *rest) for number, rest in unsent.items()), dropped=tuple(dropped))
 
     def close(self) -> None:
         """Let go what no tensor holds. Tensors stay good as long as they live. Twice is once."""
@@ -182,8 +177,10 @@ class RankArena:
         self._blocks[number] = torch.frombuffer(shared_memory.mapped(fd, size), dtype=torch.uint8)
         os.close(fd)
 
-    def drop(self, number: int) -> None:
-        del self._blocks[number]
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Memory goes with the last view of it."""
+        for number in numbers:
+            del self._blocks[number]
 
     def open(self, placed: Placed) -> dict[str, Tensor]:
         """Views of all its tensors, inputs and outputs, by name; what is written into them is what the controller sees."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from signal import Signals
+from signal import SIGKILL, Signals
 
 from asyncrl.cluster import wire
 from asyncrl.cluster.beats import Beat
@@ -90,6 +90,7 @@ class Exchange:
     def _give_up(self, now: float) -> None:
         if error := self._raised():
             raise error
+        self._team.dump_stacks()
         raise RankHungError(hung(self._what, self._team, set(self._replies), self._timeout_s, now))
 
 
@@ -106,6 +107,8 @@ def _end_of(member: Member) -> str:
         return "is gone, its end unknown, as the fork server is gone too,"
     if member.code >= 0:
         return f"ended with exit code {member.code}"
+    if member.code == -SIGKILL:
+        return "was killed by SIGKILL (by hand, or as memory ran out)"
     with suppress(ValueError):
         return f"was killed by {Signals(-member.code).name}"
     return f"was killed by signal {-member.code}"
@@ -123,7 +126,8 @@ def hung(what: str, team: Team, answered: set[int], timeout_s: float, now: float
     lines += [f"{len(answered)} ranks have answered"] if answered else []
     return (
         f"no rank gave a sign of life for cluster.rank_timeout_s = {timeout_s:g} s during {what}; rank {behind.rank} is {state}: "
-        f"{'; '.join(lines)}; go on from the last checkpoint with --resume, or raise the key if a step takes that long"
+        f"{'; '.join(lines)}; their stacks are on stderr; "
+        "go on from the last checkpoint with --resume, or raise the key if a step takes that long"
     )
 
 

@@ -44,7 +44,7 @@ class ForkServer:
         self._end = weakref.finalize(self, _end, ours, self._process)
 
     def fork(self, status: socket.socket, listener: socket.socket, ranks: Sequence[socket.socket]) -> None:
-        """Ask for a group of ranks. The caller closes its copies. Raises ConnectionError when the server is gone."""
+        """Ask for a group of ranks. The caller closes its copies. Raises OSError when the server is gone."""
         fds = [each.fileno() for each in (status, listener, *ranks)]
         wire.send_frame(self._control, json.dumps({"world": len(ranks)}).encode(), fds)
 
@@ -116,6 +116,8 @@ class _Server:
             if found := self._children.pop(pid, None):
                 group, rank = found
                 _tell(group, {"rank": rank, "code": os.waitstatus_to_exitcode(status)})
+                if all(other is not group for other, _ in self._children.values()):
+                    group.close()
 
     def _serve_one(self) -> None:
         _, fds = wire.receive_frame(self._control)

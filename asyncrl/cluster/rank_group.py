@@ -13,7 +13,7 @@ from asyncrl.cluster import wire
 from asyncrl.cluster.arena import Arena
 from asyncrl.cluster.exchange import Exchange
 from asyncrl.cluster.fork_server import ForkServer
-from asyncrl.cluster.rank_main import Blocks, Call, Hello
+from asyncrl.cluster.rank_main import Call, Dropped, Hello, NewBlock
 from asyncrl.cluster.team import Team, fork
 from asyncrl.errors import RankDiedError
 from asyncrl.wording import message_of
@@ -64,7 +64,8 @@ class RankGroup:
         """
         with self._using:
             assert self._team is None, "a group is started once"
-            assert not self._why_dead, "a group is started once"
+            if self._why_dead:
+                raise RankDiedError(f"the ranks cannot be started: {self._why_dead}")
             try:
                 self._exchange("start", self._greet(payload), max(self._timeout_s, START_TIMEOUT_S))
             except BaseException as error:
@@ -80,7 +81,7 @@ class RankGroup:
                     rank=member.rank,
                     world=self._num_ranks,
                     target=self._target,
-                    payload=payload,
+                    payload=wire.encode(payload),
                     timeout_s=self._timeout_s,
                     num_threads=self._num_threads,
                     path=tuple(sys.path),
@@ -101,16 +102,18 @@ class RankGroup:
         with self._using:
             if self._team is None or self._why_dead:
                 raise RankDiedError(f"the ranks cannot do {method}: {self._why_dead or 'they were not started'}")
-            frame = wire.encode(Call(method=method, args=args, kwargs=kwargs))
+            frame = wire.encode(Call(method=method, arguments=wire.encode((args, kwargs))))
             self._tell_news(self._team)
             self._team.put(frame)
             return self._exchange(method, self._team, self._timeout_s)
 
     def _tell_news(self, team: Team) -> None:
-        if news := self.arena.news():
-            team.put(wire.encode(Blocks(new=news.blocks, dropped=news.dropped)), news.fds)
-            for fd in news.fds:
-                os.close(fd)
+        news = self.arena.news()
+        if news.dropped:
+            team.put(wire.encode(Dropped(numbers=news.dropped)))
+        for number, size, fd in news.blocks:
+            team.put(wire.encode(NewBlock(number=number, size=size)), [fd])
+            os.close(fd)
 
     def _exchange(self, what: str, team: Team, timeout_s: float) -> list[object]:
         exchange = Exchange(team, what, timeout_s=timeout_s, grace_s=self._grace_s, is_closing=self._is_closing.is_set)

@@ -6,18 +6,20 @@ A thread reads the socket all the time, so that the end of the controller is see
 """
 
 import ctypes
+import faulthandler
 import importlib
 import os
 import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 from asyncrl.cluster import beats, shared_memory, wire
 from asyncrl.cluster.arena import RankArena
@@ -25,8 +27,11 @@ from asyncrl.cluster.remote_errors import pack
 from asyncrl.errors import RankError
 
 PR_SET_PDEATHSIG = 1
-MARGIN_S = 30.0
-"""Collectives give up this long after `timeout_s`: the controller, who can name the rank that is behind, is to be first."""
+COLLECTIVE_FACTOR = 10
+"""Collectives give up after this many `timeout_s`. The controller, who sees the beats and can name the rank that is behind, is to
+be first; and a rank may wait longer than `timeout_s` for one that shows signs of life (it writes a checkpoint, say)."""
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes a rank write the stacks of its threads to stderr, whatever it is in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +51,8 @@ class Hello:
     rank: int
     world: int
     target: str
-    payload: object
+    payload: bytes
+    """Encoded: what the target's own classes are made of is on `path`."""
     timeout_s: float
     num_threads: int
     path: tuple[str, ...]
@@ -55,20 +61,26 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
-    """Blocks of the arena that are new, a descriptor each, and those that are gone."""
+class NewBlock:
+    """A block of the arena; its descriptor comes with the frame."""
 
-    new: tuple[tuple[int, int], ...]
-    dropped: tuple[int, ...]
+    number: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """Blocks of the arena that no tensor of the controller holds any more."""
+
+    numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One method of what is served."""
+    """One method of what is served. arguments: (args, kwargs), encoded: what does not decode is an error of the call."""
 
     method: str
-    args: tuple[object, ...]
-    kwargs: dict[str, object]
+    arguments: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +93,8 @@ class Returned:
 def run(sock: socket.socket, listener: socket.socket | None) -> int:
     """The life of a rank. Ends with the process, as soon as the controller closes the socket."""
     _die_with_parent()
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL)
     arena, inbox = RankArena(), SimpleQueue[Any]()
     threading.Thread(target=_read, args=(sock, arena, inbox), name="controller", daemon=True).start()
     hello: Hello = inbox.get()
@@ -100,11 +114,10 @@ def _read(sock: socket.socket, arena: RankArena, inbox: "SimpleQueue[Any]") -> N
         while True:
             data, fds = wire.receive_frame(sock)
             message = wire.decode(data)
-            if isinstance(message, Blocks):
-                for number in message.dropped:
-                    arena.drop(number)
-                for (number, size), fd in zip(message.new, fds, strict=True):
-                    arena.add(number, size, fd)
+            if isinstance(message, NewBlock):
+                arena.add(message.number, message.size, fds[0])
+            elif isinstance(message, Dropped):
+                arena.drop(message.numbers)
             elif isinstance(message, Hello):
                 memory = shared_memory.mapped(fds[0], beats.SLOT_BYTES * message.world)
                 os.close(fds[0])
@@ -114,6 +127,9 @@ def _read(sock: socket.socket, arena: RankArena, inbox: "SimpleQueue[Any]") -> N
                 inbox.put(message)
     except EOFError:
         os._exit(0)
+    except BaseException:  # without its reader a rank would seem to hang
+        traceback.print_exc()
+        os._exit(1)
 
 
 def _answer(sock: socket.socket, work: Callable[[], object], *, is_told: bool) -> object:
@@ -123,6 +139,7 @@ def _answer(sock: socket.socket, work: Callable[[], object], *, is_told: bool) -
         frame = wire.encode(Returned(value=value if is_told else None))
     except BaseException as error:  # whatever it raised is the controller's to judge
         value, frame = None, wire.encode(pack(error))
+    sys.stdout.flush()  # a rank ends by a signal, which flushes nothing
     try:
         wire.send_frame(sock, frame)
     except ConnectionError:
@@ -135,7 +152,8 @@ def _serve(served: object, call: Call) -> object:
     method = getattr(served, call.method, None)
     if method is None:
         raise RankError(f"a rank serves no method {call.method!r}; what it serves is a {type(served).__name__}")
-    value = method(*call.args, **call.kwargs)
+    args, kwargs = cast("tuple[tuple[object, ...], dict[str, object]]", wire.decode(call.arguments))
+    value = method(*args, **kwargs)
     beats.beat(f"{call.method}: done")
     return value
 
@@ -153,7 +171,7 @@ def _start(hello: Hello, arena: RankArena, listener: socket.socket | None) -> ob
     _join(hello, listener)
     beats.beat("start: making what is served")
     rank = Rank(rank=hello.rank, world=hello.world, beat=beats.beat, arena=arena)
-    served = function(rank, hello.payload)
+    served: object = function(rank, wire.decode(hello.payload))
     beats.beat("start: done")
     return served
 
@@ -165,7 +183,7 @@ def _join(hello: Hello, listener: socket.socket | None) -> None:
     from torch._C._distributed_c10d import TCPStore
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-    timeout = timedelta(seconds=hello.timeout_s + MARGIN_S)
+    timeout = timedelta(seconds=COLLECTIVE_FACTOR * hello.timeout_s)
     own: dict[str, Any] = {"master_listen_fd": listener.detach()} if listener is not None else {}
     host, port = hello.store
     store = TCPStore(host, port, hello.world, listener is not None, timeout, wait_for_workers=False, **own)

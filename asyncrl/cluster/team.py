@@ -17,7 +17,12 @@ from typing import Any
 from asyncrl.cluster import beats, shared_memory, wire
 from asyncrl.cluster.beats import Board
 from asyncrl.cluster.fork_server import ForkServer
+from asyncrl.cluster.rank_main import DUMP_SIGNAL
+from asyncrl.errors import RankDiedError
+from asyncrl.wording import message_of
 
+DUMP_S = 0.5
+"""For ranks to write their stacks, before they are killed."""
 REAP_TIMEOUT_S = 30.0
 """For killed processes to be gone. More than ever needed, but for one that hangs in the kernel, which nothing ends."""
 
@@ -99,21 +104,27 @@ class Team:
         for member in self.members:  # those that the server has not forked yet end by it, too
             with suppress(OSError):
                 member.channel.sock.shutdown(socket.SHUT_RDWR)
-        self.kill()
+        self._signal(signal.SIGKILL)
 
-    def kill(self) -> None:
-        """SIGKILL for each that lives; stopped ones end by it as well."""
+    def dump_stacks(self) -> None:
+        """Let each write to stderr where it is; a stopped one cannot."""
+        self._signal(DUMP_SIGNAL)
+        self.wait(DUMP_S)
+
+    def _signal(self, number: int) -> None:
         for member in self.members:
             if member.pid and member.code is None:
                 with suppress(ProcessLookupError):
-                    os.kill(member.pid, signal.SIGKILL)
+                    os.kill(member.pid, number)
 
     def close(self) -> None:
         """Kill, wait until the server has reaped them, and close the sockets."""
         self.break_off()
         until = time.monotonic() + REAP_TIMEOUT_S
-        while any(member.code is None for member in self.members) and not self.server_is_gone and time.monotonic() < until:
-            self.wait(until - time.monotonic())
+        while any(member.pid and member.code is None for member in self.members) and not self.server_is_gone:
+            if (left := until - time.monotonic()) <= 0:
+                break
+            self.wait(left)
         self._selector.close()
         for channel in (self._status, *(member.channel for member in self.members)):
             channel.close()
@@ -121,15 +132,22 @@ class Team:
 
 def fork(server: ForkServer, num_ranks: int) -> tuple[Team, int, tuple[str, int]]:
     """New ranks, which wait for their first frame. Returns the team, the descriptor of their beats (the caller's to close), and
-    the address at which rank 0 will hold the store. Raises ConnectionError when the server is gone, RankError without memory."""
+    the address at which rank 0 will hold the store. Raises RankDiedError when the server is gone, RankError without memory."""
     size = beats.SLOT_BYTES * num_ranks
     fd = shared_memory.reserve(size)
+    board = Board(shared_memory.mapped(fd, size), num_ranks)
     pairs = [socket.socketpair() for _ in range(num_ranks + 1)]
-    theirs = [pair[1] for pair in pairs]
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = listener.getsockname()
-        server.fork(theirs[0], listener, theirs[1:])
-    for each in theirs:
-        each.close()
-    ours = [pair[0] for pair in pairs]
-    return Team(ours[0], ours[1:], Board(shared_memory.mapped(fd, size), num_ranks)), fd, address
+    ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    team = Team(ours[0], ours[1:], board)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = listener.getsockname()
+            server.fork(theirs[0], listener, theirs[1:])
+    except OSError as error:
+        team.close()
+        os.close(fd)
+        raise RankDiedError(f"the ranks cannot be started, as the fork server is gone: {message_of(error)}") from error
+    finally:
+        for each in theirs:
+            each.close()
+    return team, fd, address

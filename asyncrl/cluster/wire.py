@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 
 _HEAD = struct.Struct("!Q")
-MAX_FDS = 64
-"""Descriptors a frame may carry; Linux takes 253."""
+MAX_FDS = 253
+"""Descriptors that a frame may carry: what Linux takes."""
 READ_BYTES = 1 << 18
 
 

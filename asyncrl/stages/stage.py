@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import torch
 from tensordict import TensorDict
 
-from asyncrl.errors import DeadlineError, FieldError, MissingColumnError
+from asyncrl.errors import DeadlineError, FieldError, MissingColumnError, RankHungError
 from asyncrl.fields import Axis
 from asyncrl.fields import field as catalogue_field
 from asyncrl.keys import StepLease
@@ -121,6 +121,8 @@ async def _write(stage: Stage, scope: StepScope, columns: Mapping[str, torch.Ten
 async def _offloaded(stage: Stage, scope: StepScope, columns: TensorDict) -> StageOutput:
     try:
         return await scope.world.offload(_compute, stage, scope, columns, pool="model", timeout_s=scope.timeout_s)
+    except RankHungError:  # a deadline of its own, with words of its own
+        raise
     except DeadlineError as error:
         raise DeadlineError(
             f"stage {stage.name!r} of step {scope.context.step} took longer than trainer.stage_timeout_s = {scope.timeout_s} s"
