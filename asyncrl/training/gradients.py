@@ -39,6 +39,11 @@ def scale(gradients: Iterable[torch.Tensor], factor: float) -> None:
         _local(gradient)[0].mul_(factor)
 
 
+def sum_over(gradient: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Add up this rank's part with the same part of the other ranks of the group, in place."""
+    dist.all_reduce(_local(gradient)[0], group=group)
+
+
 def _local(gradient: torch.Tensor) -> tuple[torch.Tensor, _Cut | None]:
     """The part of this rank, and over which dimensions of which mesh the rest is; None: it is all here."""
     if not isinstance(gradient, DTensor):

@@ -14,7 +14,7 @@ from torch import nn
 
 from asyncrl.config import OptimConfig
 from asyncrl.errors import CheckpointError, ConfigError, NonFiniteGradientError
-from asyncrl.training.gradients import groups_by_mesh, scale, total_norm
+from asyncrl.training.gradients import groups_by_mesh, scale, sum_over, total_norm
 from asyncrl.training.mesh import Mesh, all_sum, copy_into, full_copy, like
 from asyncrl.training.model import Wrapper
 from asyncrl.training.optim import learning_rate
@@ -104,6 +104,7 @@ class Learner(Generic[Module]):
         assert self._sums_are_whole, "the last micro-batch before a step is not told to be the last"
         lr = learning_rate(self._optim, self.updates, self._total_updates)
         self.updates += 1
+        self._sum_partial_gradients()
         gradients = [parameter.grad for parameter in self.trained.values() if parameter.grad is not None]
         norm = total_norm(gradients)
         (broken,) = all_sum([float(self._broken_losses)], self.mesh)
@@ -120,6 +121,14 @@ class Learner(Generic[Module]):
         if not good:
             self._skip(norm, suspects())
         return UpdateReport(grad_norm=norm, lr=lr, skipped=not good)
+
+    def _sum_partial_gradients(self) -> None:
+        """Over the tensor parallel ranks: of whole weights that have seen this rank's heads alone."""
+        if self.mesh.tp is None:
+            return
+        for name in sorted(self.module.placement.partial_names & self.trained.keys()):
+            if (gradient := self.trained[name].grad) is not None:
+                sum_over(gradient, self.mesh.tp.get_group())
 
     def _skip(self, norm: float, suspects: str) -> None:
         self.skipped_updates += 1

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
 
 from asyncrl.algorithms.matmul import input_gradient, is_fast, linear, weight_gradient
 
@@ -20,9 +21,9 @@ class FastLinear(nn.Linear):
 
 
 def use_fast_linears(model: nn.Module) -> None:
-    """Turn the model's plain float32 linear layers on CPU into fast ones, in place."""
+    """Turn the model's plain float32 linear layers on CPU into fast ones, in place; but for those that tensor parallel has cut."""
     for module in model.modules():
-        if type(module) is nn.Linear and is_fast(module.weight):
+        if type(module) is nn.Linear and is_fast(module.weight) and not isinstance(module.weight, DTensor):
             # The class is changed instead of the module, so that names, ties and hooks stay what they are.
             module.__class__ = FastLinear
 

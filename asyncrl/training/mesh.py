@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from asyncrl.ports import Topology
 
@@ -120,11 +120,20 @@ def gather_objects(value: Value, mesh: Mesh) -> list[Value]:
 def full_copy(tensor: torch.Tensor) -> torch.Tensor:
     """The whole tensor on CPU, in memory of its own. A collective: every rank calls it.
 
-    At one rank `full_tensor()` is the live parameter itself, so the copy is not optional.
+    At one rank the gathered tensor is the live parameter itself, so the copy is not optional.
     """
     whole = tensor.detach()
-    whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+    whole = _gathered(whole) if isinstance(whole, DTensor) else whole
     return whole.clone() if whole.device.type == "cpu" else whole.cpu()
+
+
+def _gathered(tensor: DTensor) -> torch.Tensor:
+    """One dimension of the mesh after the other, fsdp before tp: the reverse of how it was cut. `full_tensor()` does so, too, but
+    warns of it."""
+    for dim in range(tensor.device_mesh.ndim):
+        placements = [Replicate()] * (dim + 1) + list(tensor.placements[dim + 1 :])
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local()
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -21,6 +21,7 @@ from asyncrl.errors import ModelError
 from asyncrl.training.linear import use_fast_linears
 from asyncrl.training.lora import add_adapters, plain_name
 from asyncrl.training.mesh import Mesh
+from asyncrl.training.placement import Part, Placement, checkpoint_layers, place
 from asyncrl.training.sharding import shard
 from asyncrl.training.token_batch import TokenBatch
 from asyncrl.wording import named_message_of, names_shown
@@ -28,6 +29,7 @@ from asyncrl.wording import named_message_of, names_shown
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 _FSDP = FSDPConfig()
+_HERE = Placement()
 
 
 def load_model(config: ModelConfig, *, key: str = "model.path") -> PreTrainedModel:
@@ -99,7 +101,12 @@ def _check_head(model: PreTrainedModel, where: str) -> None:
 
 
 class Wrapper(nn.Module, ABC):
-    """A model from the library inside a module of ours, which computes what training needs of it."""
+    """A model from the library inside a module of ours, which computes what training needs of it.
+
+    Batches and results are on CPU, and results are of all policy tokens of the batch, wherever and however the model computes.
+    """
+
+    placement: Placement
 
     @abstractmethod
     def hf_name(self, name: str) -> str:
@@ -113,9 +120,10 @@ class Wrapper(nn.Module, ABC):
 class Policy(Wrapper):
     """Log-probs and entropies of chosen tokens. The head runs inside this module's forward, where FSDP has gathered its weight."""
 
-    def __init__(self, lm: PreTrainedModel) -> None:
+    def __init__(self, lm: PreTrainedModel, placement: Placement = _HERE) -> None:
         super().__init__()
         self.lm = lm
+        self.placement = placement
 
     def forward(
         self, batch: TokenBatch, temperature: float = 1.0, entropy_gradient: bool = False, with_squares: bool = False
@@ -125,19 +133,20 @@ class Policy(Wrapper):
         The entropy carries a gradient only when asked. with_squares: and the sum of squared probabilities, which has no gradient
         and costs a second product with the head.
         """
-        hidden_nH = hidden_states(self.lm.base_model, batch)
+        part = self.placement.part(batch)
+        hidden_nH = hidden_states(self.lm.base_model, part)
         head = cast("nn.Linear", _head(self.lm))
-        found = head_log_probs(
+        found: tuple[torch.Tensor, ...] = head_log_probs(
             hidden_nH,
             head.weight,
-            batch.labels_n,
+            part.tokens.labels_n,
             bias_V=head.bias,
             temperature=temperature,
             entropy_gradient=entropy_gradient,
         )
-        if not with_squares:
-            return found
-        return *found, head_sum_pi_squared(hidden_nH, head.weight, bias_V=head.bias, temperature=temperature)
+        if with_squares:
+            found = (*found, head_sum_pi_squared(hidden_nH, head.weight, bias_V=head.bias, temperature=temperature))
+        return tuple(part.whole(values_n) for values_n in found)
 
     def hf_name(self, name: str) -> str:
         return plain_name(name.removeprefix("lm."))
@@ -146,27 +155,28 @@ class Policy(Wrapper):
         return self.lm.config.to_json_string()
 
 
-def hidden_states(backbone: nn.Module, batch: TokenBatch) -> torch.Tensor:
+def hidden_states(backbone: nn.Module, part: Part) -> torch.Tensor:
     """[n, H]: what a head turns into the next token's logits, or into its value, at the positions that predict policy tokens."""
-    output = backbone(
-        input_ids=batch.input_ids_bL,
-        position_ids=batch.position_ids_bL,
-        # With given positions the library would look for packed sequences; a mask without holes stops that and is then ignored.
-        attention_mask=None if batch.position_ids_bL is None else torch.ones_like(batch.input_ids_bL),
-        use_cache=False,
-    )
-    hidden_nH: torch.Tensor = output.last_hidden_state.flatten(0, 1)[batch.select_n]
+    hidden_nH: torch.Tensor = backbone(**part.inputs).last_hidden_state.flatten(0, 1)[part.tokens.select_n]
     return hidden_nH
 
 
 def build_policy(config: ModelConfig, mesh: Mesh, fsdp: FSDPConfig = _FSDP, *, key: str = "model.path") -> Policy:
-    """`load_model` wrapped and sharded over the mesh. Raises ModelError as it does, and ConfigError as `shard`."""
+    """`load_model` wrapped, cut and sharded over the mesh. Raises ModelError and ConfigError for what cannot be."""
     lm = load_model(config, key=key)
     add_adapters(lm, config)
-    use_fast_linears(lm)
-    policy = Policy(lm)
+    policy = Policy(lm, prepare(lm, mesh, config))
     shard(policy, decoder_layers(lm), mesh, fsdp)
     return policy
+
+
+def prepare(lm: PreTrainedModel, mesh: Mesh, config: ModelConfig) -> Placement:
+    """Everything that is done to a loaded model before it is sharded, in place. Raises as `place` does."""
+    placement = place(lm, mesh, config)
+    use_fast_linears(lm)
+    if config.enable_gradient_checkpointing:
+        checkpoint_layers(decoder_layers(lm))
+    return placement
 
 
 def _head(lm: PreTrainedModel) -> nn.Module | None:
