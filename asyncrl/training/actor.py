@@ -14,7 +14,8 @@ Invariants:
 Where we differ from verl 0.9.1: means of metrics weigh every policy token of a mini-batch the same, not every micro-batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -30,13 +31,15 @@ from asyncrl.errors import AlgorithmError
 from asyncrl.ports import Shards, Topology
 from asyncrl.protocol.mini_batches import numbered
 from asyncrl.protocol.ragged import rows_of
-from asyncrl.training.learner import Learner, LearnerState, Snapshot
+from asyncrl.training.learner import Learner, Snapshot
+from asyncrl.training.lora import adapters_off, to_publish
 from asyncrl.training.mesh import Mesh, open_mesh
 from asyncrl.training.metrics import Metrics
 from asyncrl.training.microbatch import Budget
 from asyncrl.training.mini_batch import Tally, mini_batch_weights, passes, shares_of
 from asyncrl.training.model import build_policy
 from asyncrl.training.preparation import ActorRows, Prepared, prepare
+from asyncrl.training.publication import gather
 from asyncrl.training.scoring import Rows, budget_of, joining_batch, of_all_ranks, score_responses, score_tokens
 
 
@@ -51,6 +54,7 @@ class Actor:
     def __init__(self, run: TrainRun, mesh: Mesh | None = None, *, total_updates: int = 0) -> None:
         total = total_updates or run.trainer.total_training_steps * run.updates_per_batch
         self._config = run.actor
+        self._model = run.model
         self._temperature = run.rollout.temperature
         self._groups_a_mini_batch = run.mini_batch_groups
         mesh = mesh or open_mesh()
@@ -213,34 +217,36 @@ class Actor:
         tally.note_broken(loss.detach(), values.mask, rows)
         return (loss * weight).sum()
 
-    def snapshot(self, version: int) -> Snapshot:
-        """Copies of all weights by Hugging Face name, for `engine.publish`."""
-        return self.learner.snapshot(version)
-
-    def state(self) -> LearnerState:
-        """Copies of weights, optimizer, random generator and counters, for a checkpoint."""
-        return self.learner.state()
-
-    def load(self, state: LearnerState) -> None:
-        """Go on from a checkpoint. Raises CheckpointError when it is of another model."""
-        self.learner.load(state)
+    def snapshot(self, version: int, into: Mapping[str, torch.Tensor] | None = None) -> Snapshot:
+        """Copies of what `engine.publish` needs, by Hugging Face name: all weights, or the adapters. into: as of `gather`."""
+        parameters = self.learner.parameters
+        published = to_publish(list(parameters), self._model)
+        return Snapshot(version=version, tensors=gather(published, parameters, self.learner.mesh, into=into))
 
 
 class Reference:
-    """The frozen model at `model.path`: log-probs for a KL term. It has no optimizer and never changes."""
+    """The frozen model at `model.path`: log-probs for a KL term. It has no optimizer and never changes.
 
-    def __init__(self, run: TrainRun, mesh: Mesh | None = None) -> None:
+    actor: of a run with adapters. With them off its policy is the reference, so no second model is loaded.
+    """
+
+    def __init__(self, run: TrainRun, mesh: Mesh | None = None, *, actor: Actor | None = None) -> None:
         self._mesh = mesh or open_mesh()
         self._budget = budget_of(run.actor.ppo_max_token_len_per_gpu, run.model, self._mesh)
         self._temperature = run.rollout.temperature
+        self._is_shared = actor is not None
+        if actor is not None:
+            self._policy = actor.learner.module
+            return
         self._policy = build_policy(run.model, self._mesh, run.actor.fsdp_config)
         self._policy.requires_grad_(False)
 
     def log_probs(self, columns: TensorDict, shards: Shards = ()) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Actor.log_probs`."""
-        return score_responses(
-            self._policy, columns, temperature=self._temperature, budget=self._budget, mesh=self._mesh, shards=shards
-        )
+        with adapters_off(self._policy) if self._is_shared else nullcontext():
+            return score_responses(
+                self._policy, columns, temperature=self._temperature, budget=self._budget, mesh=self._mesh, shards=shards
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from asyncrl.training.dcp import on_rank_0, read_shards, shapes_in
 from asyncrl.training.disk import Disk
 from asyncrl.training.export import AnyLearner, export_policy, write_model
 from asyncrl.training.learner import Snapshot
-from asyncrl.training.lora import Published, to_publish
+from asyncrl.training.lora import Published
 from asyncrl.training.mesh import Mesh, open_mesh
 from asyncrl.training.publication import gather
 
@@ -81,9 +81,7 @@ class Learners:
 
     def snapshot(self, version: int, into: Mapping[str, torch.Tensor] | None = None) -> Snapshot:
         """The policy's weights now, as `version`; without tensors on other ranks than 0. into: as of `gather`."""
-        parameters = self.actor.learner.parameters
-        published = to_publish(list(parameters), self.model)
-        return Snapshot(version=version, tensors=gather(published, parameters, self.mesh, into=into))
+        return self.actor.snapshot(version, into)
 
 
 def open_learners(run: TrainRun, mesh: Mesh | None = None, *, total_steps: int = 0) -> Learners:
@@ -96,12 +94,14 @@ def open_learners(run: TrainRun, mesh: Mesh | None = None, *, total_steps: int =
     mesh = mesh or open_mesh()
     steps = total_steps or run.trainer.total_training_steps
     trained = max(steps - run.trainer.critic_warmup, 1)
+    actor = Actor(run, mesh, total_updates=trained * run.updates_per_batch)
+    shared = actor if run.model.lora_rank else None
     return Learners(
         mesh=mesh,
         model=run.model,
-        actor=Actor(run, mesh, total_updates=trained * run.updates_per_batch),
+        actor=actor,
         critic=Critic(run, mesh, total_updates=steps * run.updates_per_batch) if run.has_critic else None,
-        reference=Reference(run, mesh) if run.needs_reference else None,
+        reference=Reference(run, mesh, actor=shared) if run.needs_reference else None,
     )
 
 
