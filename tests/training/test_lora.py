@@ -9,13 +9,14 @@ from typing import Any, cast
 import pytest
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel
 
 from asyncrl.algorithms.low_rank import merge_all
 from asyncrl.config import ModelConfig, TrainRun
 from asyncrl.errors import ConfigError
-from asyncrl.training.actor import Actor
+from asyncrl.protocol.ragged import values_of
+from asyncrl.training.actor import Actor, Reference
 from asyncrl.training.export import export_policy
+from asyncrl.training.learners import open_learners
 from asyncrl.training.lora import adapters_off, to_publish
 from asyncrl.training.mesh import full_copy, open_mesh
 from asyncrl.training.model import Policy, build_policy, load_model
@@ -51,9 +52,10 @@ def log_probs(policy: Policy) -> torch.Tensor:
         return policy(batch())[0]  # type: ignore[no-any-return]
 
 
-def published(actor: Actor, run: TrainRun, **changes: object) -> dict[str, torch.Tensor]:
-    model = run.model.model_copy(update=changes)
-    return gather(to_publish(list(actor.learner.parameters), model), actor.learner.parameters, actor.learner.mesh)
+def published(actor: Actor, run: TrainRun, how: str) -> dict[str, torch.Tensor]:
+    names = list(actor.learner.parameters)
+    model = run.model.model_copy(update={"lora_publish": how})
+    return gather(to_publish(names, model), actor.learner.parameters, actor.learner.mesh)
 
 
 def test_the_first_policy_is_the_model_and_so_is_any_later_one_with_its_adapters_off(trained: Actor, run: TrainRun) -> None:
@@ -65,6 +67,24 @@ def test_the_first_policy_is_the_model_and_so_is_any_later_one_with_its_adapters
     with adapters_off(policy):
         assert torch.equal(log_probs(policy), want)
     assert not torch.allclose(log_probs(policy), want, atol=1e-3)
+
+
+def test_the_reference_is_the_actor_with_its_adapters_off(
+    run: TrainRun, make_run: Callable[..., TrainRun], make_columns: Callable[..., Any]
+) -> None:
+    """It holds no model of its own, and says before and after updates what the model at the start does."""
+    with_kl = make_run(Path(run.model.path), model=dict(LORA), actor={"use_kl_loss": True, "optim": {"lr": 0.01}})
+    columns = make_columns(ROWS)
+    learners = open_learners(with_kl)
+    assert learners.reference is not None
+    plain = Reference(make_run(Path(run.model.path)))
+    want = values_of(plain.log_probs(columns)[0])
+    assert torch.equal(values_of(learners.reference.log_probs(columns)[0]), want)
+    columns["ref_log_prob"] = learners.reference.log_probs(columns)[0]
+    first, second = (learners.actor.update(columns, GROUPS) for _ in range(2))
+    assert first["actor/kl_loss"] == 0 < second["actor/kl_loss"]
+    assert torch.equal(values_of(learners.reference.log_probs(columns)[0]), want)
+    assert not torch.allclose(values_of(learners.actor.log_probs(columns)[0]), want, atol=1e-3)
 
 
 def test_the_adapters_come_back_on_after_an_error(trained: Actor) -> None:
@@ -97,9 +117,10 @@ def test_every_actor_begins_with_the_same_adapters_and_leaves_the_generator_alon
 def test_whole_weights_and_merged_adapters_are_the_same_numbers_and_compute_what_the_policy_does(
     trained: Actor, run: TrainRun
 ) -> None:
-    whole = published(trained, run)
-    adapters = published(trained, run, lora_publish="adapter")
+    whole = published(trained, run, "merged")
+    adapters = published(trained, run, "adapter")
     assert set(adapters) == set(trained.learner.trained)
+    assert trained.snapshot(1).tensors.keys() == whole.keys()
     base = dict(load_model(run.model).named_parameters())
     merged = merge_all({**base, **adapters})
     assert merged.keys() == whole.keys()
@@ -116,7 +137,7 @@ def test_an_export_loads_as_any_model_and_its_adapter_with_peft(trained: Actor, 
     torch.testing.assert_close(log_probs(Policy(whole)), want, atol=1e-5, rtol=0)
     adapted = PeftModel.from_pretrained(load_model(run.model), str(tmp_path / "hf" / "adapter"))
     adapted.train(False)
-    torch.testing.assert_close(log_probs(Policy(cast("PreTrainedModel", adapted.get_base_model()))), want, atol=1e-5, rtol=0)
+    torch.testing.assert_close(log_probs(Policy(cast("Any", adapted.get_base_model()))), want, atol=1e-5, rtol=0)
     settings = json.loads((tmp_path / "hf" / "adapter" / "adapter_config.json").read_text())
     assert (settings["r"], settings["lora_alpha"]) == (2, 6)
     assert settings["base_model_name_or_path"] == str(Path(run.model.path).resolve())
