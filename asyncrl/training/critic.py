@@ -24,7 +24,7 @@ from asyncrl.config import TrainRun
 from asyncrl.errors import ModelError
 from asyncrl.ports import Shards
 from asyncrl.protocol.ragged import rows_of, values_of
-from asyncrl.training.learner import Learner, LearnerState
+from asyncrl.training.learner import Learner
 from asyncrl.training.mesh import Mesh, open_mesh
 from asyncrl.training.metrics import Metrics
 from asyncrl.training.mini_batch import Tally, mini_batch_weights, passes, shares_of
@@ -131,14 +131,6 @@ class Critic:
         for name, facts_n in loss.facts.items():
             tally.metrics.add_mean(f"critic/{name}", facts_n[counts])
         tally.note_broken(loss.loss_n.detach(), batch.rows.mask, rows)
-
-    def state(self) -> LearnerState:
-        """Copies of weights, optimizer, random generator and counters, for a checkpoint."""
-        return self.learner.state()
-
-    def load(self, state: LearnerState) -> None:
-        """Go on from a checkpoint. Raises CheckpointError when it is of another model."""
-        self.learner.load(state)
 
 
 class _Batch:

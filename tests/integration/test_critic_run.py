@@ -53,15 +53,16 @@ async def test_a_resumed_run_has_the_actor_and_the_critic_of_one_that_never_stop
     whole = await train(config, "trainer.total_training_steps=3", "trainer.experiment_name=whole")
     await train(config, "trainer.total_training_steps=2", "trainer.experiment_name=halves")
     halves = await train(config, "trainer.total_training_steps=3", "trainer.experiment_name=halves", resume=True)
-    names = [f"model/{name}" for name in ("config.json", "model.safetensors")] + ["optimizer.safetensors"]
-    files = [*names, *(f"critic/{name}" for name in names)]
+    model, shard = ["model/config.json", "model/model.safetensors"], "shard-00001-model-00001-of-00001.safetensors"
+    critic = [f"critic/{name}" for name in [*model, shard]]
+    files = [*model, f"actor/{shard}", *critic]
     last = "checkpoints/global_step_3"
     assert _files(whole / last, *files) == _files(halves / last, *files)
     begun, end = (load_file(halves / f"checkpoints/global_step_{step}/critic/model/model.safetensors") for step in (2, 3))
     assert any(not begun[name].equal(end[name]) for name in end), "nothing was learned, so the comparison proves nothing"
     manifest = json.loads((halves / last / "manifest.json").read_text())
-    assert {f"critic/{name}" for name in names} <= manifest["files"].keys()
-    assert manifest["critic_counters"]["updates"] == 3
+    assert {*critic} <= manifest["files"].keys()
+    assert manifest["counters"]["critic"]["updates"] == 3
 
 
 async def test_a_critic_beside_everything_else(config: Path) -> None:
@@ -74,7 +75,7 @@ async def test_a_critic_beside_everything_else(config: Path) -> None:
     assert 0 < steps[0]["rollout_corr/rollout_rs_masked_fraction"] < 1, "nothing was rejected, so the run shows less than it says"
     assert all(row["critic/vf_loss"] > 0 and row["critic/skipped_updates"] == 0 for row in steps)
     manifest = json.loads((folder / "checkpoints/global_step_2/manifest.json").read_text())
-    assert manifest["critic_counters"]["updates"] == manifest["counters"]["updates"] == 8
+    assert [counters["updates"] for counters in manifest["counters"].values()] == [8, 8]
 
 
 async def test_in_the_warm_up_the_critic_learns_alone(config: Path) -> None:
@@ -90,7 +91,7 @@ async def test_in_the_warm_up_the_critic_learns_alone(config: Path) -> None:
     assert ["actor/lr" in row for row in steps] == [False, False, True]
     assert all("critic/vf_loss" in row for row in steps)
     manifest = json.loads((folder / "checkpoints/global_step_3/manifest.json").read_text())
-    assert (manifest["counters"]["updates"], manifest["critic_counters"]["updates"]) == (1, 3)
+    assert [manifest["counters"][role]["updates"] for role in ("actor", "critic")] == [1, 3]
 
 
 def test_a_run_is_told_of_its_critic_before_it_begins(config: Path) -> None:

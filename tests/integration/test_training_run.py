@@ -109,7 +109,7 @@ async def test_resume_without_a_run_says_so(config: Path) -> None:
 
 async def test_a_damaged_checkpoint_costs_its_steps_and_no_whole_checkpoint(config: Path) -> None:
     folder = await train(config, "trainer.save_freq=1", "trainer.total_training_steps=2")
-    (folder / "checkpoints/global_step_2/optimizer.safetensors").write_bytes(b"")
+    (folder / "checkpoints/global_step_2/rng.safetensors").write_bytes(b"")
     await train(config, "trainer.total_training_steps=3", resume=True)
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"global_step_1", "global_step_3"}
     assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [1, 2, 3]

@@ -120,7 +120,7 @@ def _update(learners: Learners, columns: TensorDict) -> list[dict[str, float]]:
 
 def _everything(learners: Learners) -> dict[str, torch.Tensor]:
     """Copies of weights and moments."""
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for role in ("actor", "critic"):
         if owner := getattr(learners, role):
             for name, parameter in owner.learner.parameters.items():
@@ -155,7 +155,7 @@ def _write_little(folder: Path, disk: Disk) -> Counters:
 def save(tmp_path: Path) -> Callable[..., Path]:
     """save(step, keep=2, disk=None, name="checkpoints", learners=None, **controllers) -> path, in tmp_path / name.
 
-    learners: None writes two small files in their place."""
+    learners: None writes two small files in their place. Tokenizer and template are those of the first model."""
 
     def run(
         step: int,
@@ -168,7 +168,11 @@ def save(tmp_path: Path) -> Callable[..., Path]:
     ) -> Path:
         disk = disk or Disk()
         little = partial(_write_little, disk=disk)
-        write = little if learners is None else partial(learners.write, model=learners.model, disk=disk)
+        write = (
+            little
+            if learners is None
+            else partial(learners.write, model=ModelConfig(path=str(next(tmp_path.glob("*tied-0")))), disk=disk)
+        )
         return save_checkpoint(tmp_path / name, write, step=step, version=step, keep=keep, controllers=controllers, disk=disk)
 
     return run
@@ -439,10 +443,10 @@ def _bytes_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_configured_template_becomes_the_exports_own(tmp_path: Path, learners: Learners) -> None:
+def test_a_configured_template_becomes_the_exports_own(tmp_path: Path, run: TrainRun, learners: Learners) -> None:
     template = tmp_path / "mine.jinja"
     template.write_text("mine")
-    learners.export(tmp_path / "hf", model=ModelConfig(path=learners.model.path, chat_template=str(template)))
+    learners.export(tmp_path / "hf", model=ModelConfig(path=run.model.path, chat_template=str(template)))
     assert (tmp_path / "hf" / "chat_template.jinja").read_text() == "mine"
 
 

@@ -15,8 +15,9 @@ from asyncrl.keys import TRAIN
 from asyncrl.protocol.batch_meta import KVBatchMeta
 from asyncrl.protocol.padding import drop_padding, padded, with_padding
 from asyncrl.protocol.ragged import from_values, ragged, rows_of, values_of
-from asyncrl.training.checkpoint import save_checkpoint
 from asyncrl.training.critic import Critic
+from asyncrl.training.disk import Disk
+from asyncrl.training.export import write_model
 
 LENGTHS = [(3, 5), (3, 9), (6, 4), (6, 12), (2, 7), (2, 3), (5, 5), (5, 1)]
 UIDS = ["a", "a", "b", "b", "c", "c", "d", "d"]
@@ -37,7 +38,7 @@ def _run(make_run: MakeRun, folder: Path, *, actor: dict[str, Any] | None = None
 
 
 def _weights(critic: Critic) -> torch.Tensor:
-    return torch.cat([tensor.flatten() for tensor in critic.state().model.values()])
+    return torch.cat([tensor.flatten() for tensor in critic.learner.snapshot(0).tensors.values()])
 
 
 @pytest.fixture
@@ -59,10 +60,11 @@ def _taught(run: TrainRun, batch: TensorDict) -> Critic:
     return critic
 
 
-def _plain(critic: Critic, run: TrainRun, folder: Path) -> Any:
+def _plain(critic: Critic, folder: Path) -> Any:
     """The library's own model with the critic's weights."""
-    path = save_checkpoint(folder, critic.state(), step=1, version=1, model=run.model, keep=1, critic=critic.state())
-    return AutoModelForTokenClassification.from_pretrained(path / "critic" / "model")
+    learner = critic.learner
+    write_model(folder, learner.snapshot(0).tensors, learner.module.config_json(), disk=Disk())
+    return AutoModelForTokenClassification.from_pretrained(folder)
 
 
 def _plain_values(model: Any, ids: torch.Tensor, num_response: int) -> torch.Tensor:
@@ -87,7 +89,7 @@ def test_a_value_is_read_where_its_token_is_predicted(
 ) -> None:
     run = _run(make_run, make_model(kind, tied=tied), ppo_max_token_len_per_gpu=40)
     critic = _taught(run, batch)
-    model = _plain(critic, run, tmp_path / "c")
+    model = _plain(critic, tmp_path / "c")
     assert model.config.num_labels == 1
     names = ("input_ids", "response_mask")
     found = rows_of(critic.values(batch))
@@ -125,8 +127,8 @@ def test_a_token_that_the_critic_does_not_know_is_told(make_model: MakeModel, ma
 def test_the_critic_starts_from_its_own_model_and_names_it(make_model: MakeModel, make_run: MakeRun, tmp_path: Path) -> None:
     folder, other = make_model(), make_model(seed=1)
     name = "model.embed_tokens.weight"
-    own = Critic(_run(make_run, folder)).state().model[name]
-    others = Critic(_run(make_run, folder, model_path=str(other))).state().model[name]
+    own = Critic(_run(make_run, folder)).learner.snapshot(0).tensors[name]
+    others = Critic(_run(make_run, folder, model_path=str(other))).learner.snapshot(0).tensors[name]
     assert not torch.equal(own, others)
     with pytest.raises(ModelError, match=r"^critic\.model_path = '.*/absent' is no model directory"):
         Critic(_run(make_run, folder, model_path=str(tmp_path / "absent")))
@@ -138,7 +140,7 @@ def test_the_head_of_a_bfloat16_model_is_float32(make_model: MakeModel, make_run
     sections: dict[str, Any] = {"model": {"path": str(make_model()), "dtype": "bfloat16"}, "algorithm": {"adv_estimator": "gae"}}
     critic = Critic(make_run(make_model(), **sections, critic={"optim": {"lr": 1e-5}}))
     critic.update(batch, UIDS)
-    state = critic.state().model
+    state = critic.learner.snapshot(0).tensors
     assert {name for name, tensor in state.items() if tensor.dtype == torch.float32} == {"score.weight", "score.bias"}
     assert float(state["score.weight"].abs().max()) == pytest.approx(1e-5, rel=1e-3)
     assert critic.values(batch).dtype == torch.float32
@@ -152,7 +154,7 @@ def test_loss_and_gradient_are_those_of_the_plain_formula_on_one_row_at_a_time(
 ) -> None:
     run = _run(make_run, make_model(), optim={"lr": 0.01, "clip_grad": 1e9}, cliprange_value=0.1)
     critic = _taught(run, batch)
-    model = _plain(critic, run, tmp_path / "c")
+    model = _plain(critic, tmp_path / "c")
     now = critic.values(batch)
     spread = 0.4 * (torch.rand(len(values_of(now)), generator=torch.Generator().manual_seed(4)) - 0.5)
     batch["values"] = from_values((values_of(now) + spread) * values_of(batch["response_mask"]), now.offsets())  # type: ignore[attr-defined]
