@@ -1,6 +1,6 @@
 """Learner: a sharded model, its optimizer and its schedule. Actor, critic and warm start put their losses on top of it.
 
-Invariants: a gradient that is not finite never reaches the weights; a snapshot or a state shares no memory with the live weights.
+Invariants: a gradient that is not finite never reaches the weights; a snapshot shares no memory with the live weights.
 """
 
 import logging
@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from asyncrl.config import OptimConfig
-from asyncrl.errors import CheckpointError, ConfigError, NonFiniteGradientError
+from asyncrl.errors import ConfigError, NonFiniteGradientError
 from asyncrl.training.gradients import groups_by_mesh, scale, sum_over, total_norm
-from asyncrl.training.mesh import Mesh, all_sum, copy_into, full_copy, like
+from asyncrl.training.mesh import Mesh, all_sum, full_copy
 from asyncrl.training.model import Wrapper
 from asyncrl.training.optim import learning_rate
 from asyncrl.training.sharding import free_gathered, units_of
@@ -23,8 +23,6 @@ from asyncrl.training.sharding import free_gathered, units_of
 log = logging.getLogger(__name__)
 
 Module = TypeVar("Module", bound=Wrapper)
-
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +40,6 @@ class UpdateReport:
     grad_norm: float
     lr: float
     skipped: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerState:
-    """All that training goes on from. model: by Hugging Face name; optimizer: `exp_avg/<name>`, `exp_avg_sq/<name>`, `step/<name>`;
-    rng: torch's generator, uint8; counters: updates, skipped_updates, skipped_in_a_row; model_config_json: its config.json."""
-
-    model: Mapping[str, torch.Tensor]
-    optimizer: Mapping[str, torch.Tensor]
-    rng: torch.Tensor
-    counters: Mapping[str, int]
-    model_config_json: str
 
 
 class Learner(Generic[Module]):
@@ -157,42 +143,3 @@ class Learner(Generic[Module]):
         self.skipped_updates = counters["skipped_updates"]
         self._skipped_in_a_row = counters["skipped_in_a_row"]
         free_gathered(self.module)
-
-    def state(self) -> LearnerState:
-        """A copy of everything. A collective over the mesh."""
-        moments = {
-            f"{moment}/{name}": full_copy(self.optimizer.state[parameter][moment])
-            for name, parameter in self.parameters.items()
-            for moment in _MOMENTS
-            if parameter in self.optimizer.state
-        }
-        return LearnerState(
-            model=self.snapshot(0).tensors,
-            optimizer=moments,
-            rng=torch.get_rng_state(),
-            counters=self.counters(),
-            model_config_json=self.module.config_json(),
-        )
-
-    def load(self, state: LearnerState) -> None:
-        """Go on from `state`. Raises CheckpointError, and changes nothing, when its parameters are not this model's."""
-        self._check_names(state)
-        for name, parameter in self.parameters.items():
-            copy_into(parameter, state.model[name])
-            if f"step/{name}" in state.optimizer:
-                self.optimizer.state[parameter] = {
-                    "step": state.optimizer[f"step/{name}"].clone(),
-                    "exp_avg": like(parameter, state.optimizer[f"exp_avg/{name}"]),
-                    "exp_avg_sq": like(parameter, state.optimizer[f"exp_avg_sq/{name}"]),
-                }
-            else:
-                self.optimizer.state.pop(parameter, None)
-        torch.set_rng_state(state.rng)
-        self.set_counters(state.counters)
-
-    def _check_names(self, state: LearnerState) -> None:
-        wrong = sorted(set(self.parameters) ^ set(state.model))
-        if not wrong:
-            wrong = [name for name, parameter in self.parameters.items() if parameter.shape != state.model[name].shape]
-        if wrong:
-            raise CheckpointError(f"the checkpoint is of another model: parameter {wrong[0]!r} differs ({len(wrong)} in all)")

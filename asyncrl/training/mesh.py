@@ -134,18 +134,3 @@ def _gathered(tensor: DTensor) -> torch.Tensor:
         placements = [Replicate()] * (dim + 1) + list(tensor.placements[dim + 1 :])
         tensor = tensor.redistribute(placements=placements)
     return tensor.to_local()
-
-
-def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Write a whole tensor over a parameter or its optimizer state, sharded the way the target is."""
-    with torch.no_grad():
-        if isinstance(target, DTensor):
-            source = distribute_tensor(source.to(target.device, target.dtype), target.device_mesh, target.placements)
-        target.copy_(source)
-
-
-def like(parameter: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """A new tensor with the values of `source`, sharded like `parameter`."""
-    empty = torch.empty_like(parameter, dtype=source.dtype, requires_grad=False)
-    copy_into(empty, source)
-    return empty

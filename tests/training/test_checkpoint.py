@@ -168,11 +168,8 @@ def save(tmp_path: Path) -> Callable[..., Path]:
     ) -> Path:
         disk = disk or Disk()
         little = partial(_write_little, disk=disk)
-        write = (
-            little
-            if learners is None
-            else partial(learners.write, model=ModelConfig(path=str(next(tmp_path.glob("*tied-0")))), disk=disk)
-        )
+        source = ModelConfig(path=str(next(tmp_path.glob("*tied-0"), "")))
+        write = little if learners is None else partial(learners.write, model=source, disk=disk)
         return save_checkpoint(tmp_path / name, write, step=step, version=step, keep=keep, controllers=controllers, disk=disk)
 
     return run
