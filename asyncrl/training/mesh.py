@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from asyncrl.ports import Topology
 
@@ -122,14 +122,18 @@ def full_copy(tensor: torch.Tensor) -> torch.Tensor:
 
     At one rank the gathered tensor is the live parameter itself, so the copy is not optional.
     """
-    whole = tensor.detach()
-    whole = _gathered(whole) if isinstance(whole, DTensor) else whole
+    whole = gathered(tensor.detach())
     return whole.clone() if whole.device.type == "cpu" else whole.cpu()
 
 
-def _gathered(tensor: DTensor) -> torch.Tensor:
-    """One dimension of the mesh after the other, fsdp before tp: the reverse of how it was cut. `full_tensor()` does so, too, but
-    warns of it."""
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor; may be the live one. A collective.
+
+    One dimension of the mesh after the other, fsdp before tp: the reverse of how it was cut. `full_tensor()` does so, too, but
+    warns of it.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
     for dim in range(tensor.device_mesh.ndim):
         placements = [Replicate()] * (dim + 1) + list(tensor.placements[dim + 1 :])
         tensor = tensor.redistribute(placements=placements)

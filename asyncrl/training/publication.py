@@ -9,10 +9,9 @@ weight while another is on its way to an engine could wait for ever: ranks that 
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate
 
 from asyncrl.training.lora import Published
-from asyncrl.training.mesh import Mesh
+from asyncrl.training.mesh import Mesh, gathered
 
 
 def gather(
@@ -29,20 +28,9 @@ def gather(
     """
     found: dict[str, torch.Tensor] = {}
     for one in published:
-        sources = [_whole(parameters[name].detach()) for name in one.sources]
+        sources = [gathered(parameters[name].detach()) for name in one.sources]
         if mesh.rank == 0:
             made = one.make(sources)
             target = torch.empty(made.shape, dtype=made.dtype) if into is None else into[one.name]
             found[one.name] = target.copy_(made)
     return found
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """May be the live tensor itself. One dimension of the mesh after the other, innermost first, which is how they were cut."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    for place in reversed(range(len(tensor.placements))):
-        if not tensor.placements[place].is_replicate():
-            before = tensor.placements[:place]
-            tensor = tensor.redistribute(placements=[*before, *[Replicate()] * (len(tensor.placements) - place)])
-    return tensor.to_local()
