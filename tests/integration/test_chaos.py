@@ -191,8 +191,10 @@ async def opened(chaos: Chaos, template: ChatTemplate, run: TrainRun) -> AsyncIt
         replay = ReplayBuffer(queue, admission, group_size=SESSIONS, config=run.replay, world=world)
         async with GroupRunner(queue, ScriptedEngine(answer), ChaosScorer(chaos), template, {}, run, world) as agents:
             agents._parts = replace(agents._parts, loop=ChaosLoop(chaos))
-            yield Rooms(chaos, queue, admission, replay, agents)
-            chaos.end.set()
+            try:
+                yield Rooms(chaos, queue, admission, replay, agents)
+            finally:
+                chaos.end.set()  # also of a test that failed: who holds on would keep its loop from being closed
 
 
 @pytest.fixture(scope="module")
