@@ -40,9 +40,11 @@ class RankGroup:
         num_threads: int = 1,
         server: ForkServer | None = None,
         grace_s: float = GRACE_S,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self._num_ranks, self._target = num_ranks, target
         self._timeout_s, self._num_threads, self._grace_s = timeout_s, num_threads, grace_s
+        self._start_timeout_s = max(timeout_s, start_timeout_s)
         self._server, self._owns_server = server, server is None
         self._team: Team | None = None
         self._using = threading.Lock()  # one call at a time; close() waits for the end of the one that it breaks off
@@ -67,7 +69,7 @@ class RankGroup:
             if self._why_dead:
                 raise RankDiedError(f"the ranks cannot be started: {self._why_dead}")
             try:
-                self._exchange("start", self._greet(payload), max(self._timeout_s, START_TIMEOUT_S))
+                self._exchange("start", self._greet(payload), self._start_timeout_s)
             except BaseException as error:
                 self._end(f"it failed to start: {message_of(error)}")
                 raise
