@@ -144,12 +144,13 @@ def _moments(learner: AnyLearner) -> dict[str, torch.Tensor]:
 
 
 def _check(learner: AnyLearner, weights: Path, moments: Path) -> None:
-    """Raises CheckpointError when the weights on disk are of another model."""
-    own = _own_weights(learner)
+    """Raises CheckpointError when the weights on disk are of another model, or other ones were trained."""
+    stored, own = shapes_in(moments), _own_weights(learner)
+    found = {name: size for name, size in stored.items() if name.startswith("weight/")} if own else shapes_in(weights)
     wanted = own or learner.parameters
-    found = {name: size for name, size in shapes_in(moments if own else weights).items() if not own or name.startswith("weight/")}
     wrong = sorted(wanted.keys() ^ found.keys())
     wrong = wrong or [name for name, parameter in wanted.items() if parameter.shape != found[name]]
+    wrong = wrong or [name for name in stored if name.partition("/")[2] not in learner.trained]
     if wrong:
         raise CheckpointError(f"the checkpoint is of another model: parameter {wrong[0]!r} differs ({len(wrong)} in all)")
 

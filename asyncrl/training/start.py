@@ -18,7 +18,7 @@ from asyncrl.errors import CheckpointError, CheckpointFormatError
 from asyncrl.ports import Rows
 from asyncrl.training.disk import Disk
 
-FORMAT = 2
+FORMAT = 3
 """Rises when an older version could not read what this one writes."""
 
 Fact = int | str | bool
@@ -33,10 +33,13 @@ class Start:
 
 
 def facts_of(run: TrainRun, rows: Rows, digest: str) -> dict[str, Fact]:
-    """The meaning of a step, the staleness bound, the order of the feed, and what rows have. digest: of the rows."""
+    """The meaning of a step and of kept adapters, the staleness bound, the order of the feed, and what rows have. digest: of the
+    rows."""
     return {
         "data.train_batch_size": run.data.train_batch_size,
         "data.shuffle": run.data.shuffle,
+        "model.lora_rank": run.model.lora_rank,
+        "model.lora_alpha (0 without adapters)": run.model.lora_alpha if run.model.lora_rank else 0,
         "rollout.n": run.rollout.n,
         "trainer.seed": run.trainer.seed,
         "trainer.publish_freq": run.publish_freq,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tensordict import TensorDict
 from transformers import AutoModelForCausalLM
 
@@ -153,9 +154,10 @@ def _write_little(folder: Path, disk: Disk) -> Counters:
 
 @pytest.fixture
 def save(tmp_path: Path) -> Callable[..., Path]:
-    """save(step, keep=2, disk=None, name="checkpoints", learners=None, **controllers) -> path, in tmp_path / name.
+    """save(step, keep=2, disk=None, name="checkpoints", learners=None, model=None, **controllers) -> path, in
+    tmp_path / name.
 
-    learners: None writes two small files in their place. Tokenizer and template are those of the first model."""
+    learners: None writes two small files in their place. model: None: the only one in tmp_path."""
 
     def run(
         step: int,
@@ -164,12 +166,13 @@ def save(tmp_path: Path) -> Callable[..., Path]:
         disk: Disk | None = None,
         name: str = "checkpoints",
         learners: Learners | None = None,
+        model: ModelConfig | None = None,
         **controllers: float,
     ) -> Path:
         disk = disk or Disk()
         little = partial(_write_little, disk=disk)
         source = ModelConfig(path=str(next(tmp_path.glob("*tied-0"), "")))
-        write = little if learners is None else partial(learners.write, model=source, disk=disk)
+        write = little if learners is None else partial(learners.write, model=model or source, disk=disk)
         return save_checkpoint(tmp_path / name, write, step=step, version=step, keep=keep, controllers=controllers, disk=disk)
 
     return run
@@ -391,6 +394,25 @@ def test_what_cannot_be_read_changes_nothing(
     with pytest.raises(CheckpointError, match=r"of another model: parameter 'model\.layers\.0\.mlp\S+' differs \(6 in all\)"):
         learners.read(small.path, small.counters)
     assert all(torch.equal(tensor, before[name]) for name, tensor in _everything(learners).items())
+
+
+def test_of_a_model_with_adapters_they_are_kept_and_the_base_is_not(
+    tmp_path: Path, make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns, save: Callable[..., Path]
+) -> None:
+    folder = make_model()
+    run = make_run(folder, model={"lora_rank": 2})
+    learners, other, plain = open_learners(run), open_learners(run), open_learners(make_run(folder))
+    _update(learners, make_columns(LENGTHS))
+    found = open_checkpoint(save(1, learners=learners, model=run.model))
+    other.read(found.path, found.counters)
+    _assert_same(learners, other)
+    stored = load_file(found.path / "actor/shard-00001-model-00001-of-00001.safetensors")
+    assert {name.partition("/")[0] for name in stored} == {"weight", "exp_avg", "exp_avg_sq", "step"}
+    assert all(".lora_" in name for name in stored)
+    with pytest.raises(CheckpointError, match=r"of another model: parameter '(step|exp_avg)/\S+lora_A"):
+        plain.read(found.path, found.counters)  # whose weights have the names and shapes of the merged ones
+    learners.export(tmp_path / "hf", model=run.model)
+    assert (tmp_path / "hf/adapter/adapter_model.safetensors").is_file()
 
 
 def test_files_that_nobody_checked_are_named(learners: Learners, save: Callable[..., Path]) -> None:

@@ -67,7 +67,7 @@ def test_a_crash_leaves_it_whole_or_away(tmp_path: Path) -> None:
     write_start(path, START, DyingDisk(3))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"format": 2}', b'{"format": 2, "facts": 3, "model": ""}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"format": 3}', b'{"format": 3, "facts": 3, "model": ""}', b"\xff"])
 def test_one_that_is_not_what_was_written_is_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "start.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"start\.json cannot be read \(\w+: .*\); start a new run without --resume$"):
@@ -76,7 +76,7 @@ def test_one_that_is_not_what_was_written_is_one_line(tmp_path: Path, content: b
 
 def test_one_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "start.json").write_text(json.dumps({"format": 99, "facts": {}, "model": ""}))
-    with pytest.raises(CheckpointFormatError, match="has format 99; this version reads format 2"):
+    with pytest.raises(CheckpointFormatError, match="has format 99; this version reads format 3"):
         read_start(tmp_path / "start.json")
 
 
@@ -84,6 +84,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "data.train_batch_size = 8, now it is 4": {"data": {"train_batch_size": 4}},
     "data.shuffle = True, now it is False": {"data": {"shuffle": False}},
     "rollout.n = 2, now it is 4": {"rollout": {"n": 4}},
+    "model.lora_rank = 0, now it is 4": {"model": {"lora_rank": 4}},
     "trainer.seed = 1, now it is 2": {"trainer": {"seed": 2}},
     "trainer.publish_freq = 1, now it is 2": {"trainer": {"publish_freq": 2, "save_freq": 2}},
     r"trainer.max_staleness \(0 in sync mode\) = 0, now it is 3": {"trainer": {"mode": "async", "max_staleness": 3}},
