@@ -118,9 +118,9 @@ def _time_actor(actor: Actor, clock: Clock) -> None:
     for owner, name, phase in ((learner.module, "forward", "forward"), (learner, "backward", "backward")):
         plain = getattr(owner, name)
 
-        def timed(*args: object, plain: Any = plain, phase: str = phase) -> object:
+        def timed(*args: object, plain: Any = plain, phase: str = phase, **named: object) -> object:
             with clock.measure(phase):
-                return plain(*args)
+                return plain(*args, **named)
 
         setattr(owner, name, timed)
 
