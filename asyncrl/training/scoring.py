@@ -1,7 +1,7 @@
 """From ragged columns to micro-batches, and the forward pass without gradient. Shared by actor, reference and critic."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -16,6 +16,7 @@ from asyncrl.training.mesh import Mesh
 from asyncrl.training.microbatch import Budget, agreed_micro_batches
 from asyncrl.training.mini_batch import check_shards, passes
 from asyncrl.training.model import Policy
+from asyncrl.training.placement import PACKED_ATTENTION
 from asyncrl.training.token_batch import TokenBatch, token_batch
 
 
@@ -50,7 +51,15 @@ class Rows:
         cost a forward pass and move the rounding of the rows beside them.
         """
         scored = [[row for row in rows if self.mask[row].any()] for rows in ranks]
+        if budget.is_packed and self.has_own_positions:  # such rows are not packed (`token_batch.packed`)
+            budget = replace(budget, is_packed=False)
         return agreed_micro_batches([len(ids) for ids in self.input_ids], scored, budget, together=together)
+
+    @property
+    def has_own_positions(self) -> bool:
+        """Whether some row has other position ids than 0, 1, 2, ..."""
+        ladder = torch.arange(max(map(len, self.position_ids), default=0))
+        return not all(torch.equal(row, ladder[: len(row)]) for row in self.position_ids)
 
     def token_batch(self, chosen: Sequence[int]) -> TokenBatch:
         return token_batch(
@@ -70,7 +79,8 @@ class Rows:
 
 def budget_of(max_tokens: int, model: ModelConfig, mesh: Mesh, *, key: str = "actor.ppo_max_token_len_per_gpu") -> Budget:
     """max_tokens: of the pass on one rank; the ranks that share a row hold a part of it each."""
-    return Budget(max_tokens=max_tokens * mesh.sp_size, multiple=mesh.sp_size, key=key)
+    is_packed = model.attn_implementation in PACKED_ATTENTION
+    return Budget(max_tokens=max_tokens * mesh.sp_size, is_packed=is_packed, multiple=mesh.sp_size, key=key)
 
 
 def joining_batch() -> TokenBatch:

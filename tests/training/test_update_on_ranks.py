@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.ranks
 
 LR = 0.01
+TWO = Topology(world=2)
 LENGTHS = [(3, 5), (3, 9), (6, 4), (6, 12), (2, 7), (2, 3), (5, 5), (5, 2), (4, 0)]
 KEYS = ("a_0_0", "a_1_0", "b_0_0", "b_0_1", "c_0_0", "c_1_0", "d_0_0", "d_0_1", "d_1_0")
 """Two sessions have two rows; one row has no policy token."""
@@ -60,13 +61,12 @@ class Task:
     def columns(self) -> TensorDict:
         return TensorDict({name: ragged(rows) for name, rows in self.rows.items()}, batch_size=[len(self.batch)])
 
-    def on(self, num_ranks: int) -> "Task":
-        """The same batch in the order of so many ranks."""
-        dispatch = balance(self.batch, num_ranks, groups_each=self.run.mini_batch_groups)
+    def on(self, topology: Topology) -> "Task":
+        """The same batch in the order of the ranks."""
+        dispatch = balance(self.batch, topology.dp, groups_each=self.run.mini_batch_groups)
         dispatch.check()
         order = [self.batch.keys.index(key) for key in dispatch.batch.keys]
         rows = {name: [column[row] for row in order] for name, column in self.rows.items()}
-        topology = Topology(world=num_ranks)
         return replace(self, rows=rows, batch=dispatch.batch, shards=dispatch.row_shards, topology=topology)
 
 
@@ -109,7 +109,7 @@ def learned_on_ranks(run_on_ranks: RunOnRanks, task: Task) -> list[Outcome]:
 @pytest.fixture
 def task(make_model: MakeModel, make_run: MakeRun, make_columns: MakeColumns) -> Callable[..., Task]:
     """task(**sections) -> of one rank. The policy has moved a little from the old log-probs, and they from the engine's."""
-    folder = make_model()
+    folder = make_model(num_key_value_heads=2)
 
     def make(kind: str = "actor", keys: Sequence[str] = KEYS, **sections: dict[str, Json]) -> Task:
         actor = {"ppo_max_token_len_per_gpu": 40, **sections.pop("actor", {})}
@@ -177,7 +177,7 @@ def assert_scores_add_up(found: list[Outcome], alone: Outcome) -> None:
 def test_two_ranks_learn_what_one_does(run_on_ranks: RunOnRanks, task: Callable[..., Task], case: str) -> None:
     one = task(**CASES[case])
     alone = learned(one)
-    found = learned_on_ranks(run_on_ranks, one.on(2))
+    found = learned_on_ranks(run_on_ranks, one.on(TWO))
     assert found[1].metrics == found[0].metrics
     for outcome in found:
         assert_same(outcome, alone)
@@ -190,15 +190,26 @@ def test_two_ranks_learn_what_one_does(run_on_ranks: RunOnRanks, task: Callable[
         assert 0 < alone.metrics["actor/pg_clipfrac"] < 1
 
 
-@pytest.mark.parametrize(("ranks", "keys"), [(2, KEYS[2:4]), (4, KEYS[:3]), (4, (*KEYS[:2], KEYS[8]))])
-def test_ranks_without_a_session_join(run_on_ranks: RunOnRanks, task: Callable[..., Task], ranks: int, keys: Sequence[str]) -> None:
+@pytest.mark.parametrize(
+    ("topology", "keys"),
+    [
+        (TWO, KEYS[2:4]),
+        (Topology(world=4), (*KEYS[:2], KEYS[8])),
+        (Topology(world=4, fsdp_size=2), KEYS[:3]),
+        (Topology(world=4, sp=2), KEYS[2:4]),
+        (Topology(world=4, tp=2), KEYS[2:4]),
+    ],
+)
+def test_ranks_without_a_session_join(
+    run_on_ranks: RunOnRanks, task: Callable[..., Task], topology: Topology, keys: Sequence[str]
+) -> None:
     one = task(keys=keys, **CASES["vanilla"])
     alone = learned(one)
-    found = learned_on_ranks(run_on_ranks, one.on(ranks))
+    found = learned_on_ranks(run_on_ranks, one.on(topology))
     assert all(outcome.metrics == found[0].metrics for outcome in found)
     for outcome in found:
         assert_same(outcome, alone)
-    assert_scores_add_up(found, alone)
+    assert_scores_add_up(found[:: topology.world // topology.dp], alone)  # ranks that share rows have the same
 
 
 def test_a_rank_of_one_session_joins_where_another_has_more_micro_batches(
@@ -207,7 +218,7 @@ def test_a_rank_of_one_session_joins_where_another_has_more_micro_batches(
     """By hand: all but one session on rank 1, and a budget of one or two rows a pass."""
     one = task(actor={"ppo_max_token_len_per_gpu": 20})
     rows = [row for row in range(len(KEYS)) if row != 4]
-    two = replace(one, shards=(((4,),), (tuple(rows),)), topology=Topology(world=2))
+    two = replace(one, shards=(((4,),), (tuple(rows),)), topology=TWO)
     alone = learned(one)
     for outcome in learned_on_ranks(run_on_ranks, two):
         assert_same(outcome, alone)
@@ -247,7 +258,7 @@ def test_a_loss_that_raises_on_one_rank_is_raised_by_both_and_both_go_on(
 ) -> None:
     """A checkpoint of what was learned before can still be written: no rank waits for one that has left."""
     one = task(actor={"ppo_mini_batch_size": 2, "ppo_max_token_len_per_gpu": 20})
-    found = run_on_ranks(2, raised_on_rank, vars(replace(one.on(2), refuses=(1, call))))
+    found = run_on_ranks(2, raised_on_rank, vars(replace(one.on(TWO), refuses=(1, call))))
     kind, text, learned = found[0]
     assert (kind, learned) == ("AlgorithmError", has_learned)
     assert text.startswith("loss 'mine:loss' raised ZeroDivisionError: no loss here")
@@ -257,7 +268,7 @@ def test_a_loss_that_raises_on_one_rank_is_raised_by_both_and_both_go_on(
 def test_a_row_that_is_not_finite_is_named_alike(run_on_ranks: RunOnRanks, task: Callable[..., Task]) -> None:
     one = task(actor={"optim": {"max_nonfinite_in_a_row": 1}})
     one.rows["advantages"][1] = one.rows["advantages"][1] + torch.nan
-    two = one.on(2)
+    two = one.on(TWO)
     row = two.batch.keys.index(KEYS[1])
     ((kind, text, learned), other) = run_on_ranks(2, raised_on_rank, vars(two))
     assert (kind, learned) == ("NonFiniteGradientError", False)
@@ -273,7 +284,7 @@ def test_rows_above_the_budget_are_told_alike_before_anything_is_computed(
         one.rows[name][6] = torch.arange(27)
     for row in ("response_mask", "advantages"):
         one.rows[row][6] = torch.ones(22, dtype=one.rows[row][6].dtype)
-    two = one.on(2)
+    two = one.on(TWO)
     found = run_on_ranks(2, raised_on_rank, vars(two))
     place = two.batch.keys.index(KEYS[6])
     assert found[0] == found[1]
