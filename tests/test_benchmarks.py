@@ -14,6 +14,7 @@ SMALLEST = {
     "generate": "--repeats 1",
     "grpo_step": "--rounds 1 --threads 1",
     "loop_lag": "--sessions 16 --seconds 1 --warm-start 2",
+    "ranks": "--rounds 1 --updates 1",
     "sample_latency": "--groups 32 --samples 2",
     "simulation": "--seeds 1 --repeats 1",
     "tool_loop": "--prompts 2 --gens 2 --turns 1 --latency 0.01 --repeats 1",
