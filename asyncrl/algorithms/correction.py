@@ -26,8 +26,7 @@ Where this differs from the sources or from verl 0.9.1:
   2. The mask is never changed; verl writes the rejection into it and leaves the denominators of the loss behind.
   3. Rows without a policy token (padding) count in no metric and in no mean; verl counts them as zeros.
   4. A batch without any policy token has weights 0 and no metrics; verl raises.
-  5. Batch-normalised weights have mean 1 over the batch given here. Over several ranks each normalises its own part; verl asks for
-     the mean of all ranks.
+  5. Batch-normalised weights have mean 1 over the batch given here; the caller gives the rows of all ranks.
   6. A token whose log-probs are no number is rejected by every option that looks at it.
 """
 

@@ -185,8 +185,8 @@ async def test_a_run_that_fails_later_loses_nothing_it_has_learned(config: Path,
 async def test_a_step_that_fails_half_way_is_no_checkpoint(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     update, calls = Actor.update, []
 
-    def failing(self: Actor, *args: Any, seed: int) -> dict[str, float]:
-        numbers = update(self, *args, seed=seed)
+    def failing(self: Actor, *args: Any, **kwargs: Any) -> dict[str, float]:
+        numbers = update(self, *args, **kwargs)
         calls.append(numbers)
         if len(calls) == 4:
             raise OSError(5, "the machine is ill")

@@ -18,10 +18,10 @@ def failing_updates() -> Iterator[None]:
     """Some updates fail before they begin."""
     right = SimPolicy.update
 
-    def update(self: Any, columns: Any, group_ids: Any, session_ids: Any, *, seed: int) -> dict[str, float]:
+    def update(self: Any, columns: Any, group_ids: Any, session_ids: Any, *, seed: int, shards: Any = ()) -> dict[str, float]:
         if int(self._world.now() * 1000) % 3 == 0:
             raise InjectedError("update")
-        return right(self, columns, group_ids, session_ids, seed=seed)
+        return right(self, columns, group_ids, session_ids, seed=seed, shards=shards)
 
     with replaced(SimPolicy, update=update):
         yield
@@ -143,8 +143,8 @@ def balance_loses_a_row() -> Iterator[None]:
 def groups_of_other_rows() -> Iterator[None]:
     right = SimPolicy.update
 
-    def update(self: Any, columns: Any, group_ids: Any, session_ids: Any, *, seed: int) -> Any:
-        return right(self, columns, group_ids[::-1], session_ids, seed=seed)
+    def update(self: Any, columns: Any, group_ids: Any, session_ids: Any, *, seed: int, shards: Any = ()) -> Any:
+        return right(self, columns, group_ids[::-1], session_ids, seed=seed, shards=shards)
 
     with replaced(SimPolicy, update=update):
         yield
@@ -154,9 +154,9 @@ def groups_of_other_rows() -> Iterator[None]:
 def trained_twice() -> Iterator[None]:
     right = SimPolicy.update
 
-    def update(self: Any, columns: Any, group_ids: Any, session_ids: Any, *, seed: int) -> Any:
-        right(self, columns, group_ids, session_ids, seed=seed)
-        return right(self, columns, group_ids, session_ids, seed=seed)
+    def update(self: Any, columns: Any, group_ids: Any, session_ids: Any, *, seed: int, shards: Any = ()) -> Any:
+        right(self, columns, group_ids, session_ids, seed=seed, shards=shards)
+        return right(self, columns, group_ids, session_ids, seed=seed, shards=shards)
 
     with replaced(SimPolicy, update=update):
         yield
