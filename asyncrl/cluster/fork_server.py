@@ -43,6 +43,11 @@ class ForkServer:
         self._control = ours
         self._end = weakref.finalize(self, _end, ours, self._process)
 
+    @property
+    def pid(self) -> int:
+        """Of the server; its children are the ranks."""
+        return self._process.pid
+
     def fork(self, status: socket.socket, listener: socket.socket, ranks: Sequence[socket.socket]) -> None:
         """Ask for a group of ranks. The caller closes its copies. Raises OSError when the server is gone."""
         fds = [each.fileno() for each in (status, listener, *ranks)]

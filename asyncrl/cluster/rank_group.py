@@ -71,7 +71,7 @@ class RankGroup:
             try:
                 self._exchange("start", self._greet(payload), self._start_timeout_s)
             except BaseException as error:
-                self._end(f"it failed to start: {message_of(error)}")
+                self._end(f"they failed to start: {message_of(error)}")
                 raise
 
     def _greet(self, payload: object) -> Team:

@@ -68,6 +68,12 @@ def test_large_arguments_and_replies_travel(make_group: Make) -> None:
     assert [reply[3] for reply in make_group(2).call("echo", data)] == [(data,)] * 2  # type: ignore[index]
 
 
+def test_a_call_may_take_longer_than_the_deadline_while_a_rank_beats(make_group: Make) -> None:
+    group = make_group(2, timeout_s=2.0)
+    group.call("work_on", 1)
+    assert group.call("total") == [3.0, 3.0]
+
+
 def test_the_rank_with_fewer_beats_is_the_one_behind(make_group: Make) -> None:
     group = make_group(3, timeout_s=1.0)
     with pytest.raises(RankHungError, match=r"rank 1 is behind: rank 1 .*; rank . .*'fall_behind: a piece of work'"):
