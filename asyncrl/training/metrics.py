@@ -100,11 +100,6 @@ class Metrics:
             raise ValueError(f"{name} was added as a {found.reduction} and as a {number.reduction}")
         self._numbers[name] = number if found is None else found.joined(number)
 
-    def value(self, name: str) -> float | None:
-        """None: no value was added."""
-        number = self._numbers.get(name)
-        return None if number is None else number.value
-
     def numbers(self) -> dict[str, float]:
         """Each number by its name. A mean of nothing is left out."""
         return {name: value for name, number in self._numbers.items() if (value := number.value) is not None}
