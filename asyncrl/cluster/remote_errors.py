@@ -45,7 +45,7 @@ def _pickled(error: BaseException) -> bytes:
     try:
         data = wire.encode(error)
         wire.decode(data)  # a constructor that takes other arguments fails here
-    except Exception:  # any: the class's own reduction runs
+    except Exception:  # whatever the class's own reduction raises
         return b""
     return data
 
@@ -60,7 +60,7 @@ def unpack(raised: Raised, rank: int) -> Exception:
 def _loaded(data: bytes) -> Exception | None:
     try:
         error = wire.decode(data) if data else None
-    except Exception:  # any: a class that only the rank can import
+    except Exception:  # whatever importing and making it raises here
         return None
     return error if isinstance(error, Exception) else None
 
