@@ -5,6 +5,7 @@ place -> Placed travels in a call (names, shapes and offsets, no payload) -> ran
 1. A block belongs to the tensors that were handed out for it; only when the last of them is gone is it used again.
 2. Memory lives as long as a tensor on it, also after the arena is closed.
 3. What a rank opens holds until its call ends: a view that it keeps longer may show the next call's values.
+4. Ranks hear of a dropped block with their next call, and hold its memory until then: where blocks grow, both sizes are needed.
 """
 
 import math
