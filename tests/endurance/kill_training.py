@@ -83,7 +83,7 @@ def forked(work: Callable[[], None], *, killed_after_s: float | None = None) -> 
     pid = os.fork()
     if not pid:
         try:
-            _redirect_output()
+            redirect_output()
             work()
             os._exit(0)
         except BaseException:
@@ -107,7 +107,7 @@ def forked(work: Callable[[], None], *, killed_after_s: float | None = None) -> 
     return True
 
 
-def _redirect_output() -> None:
+def redirect_output() -> None:
     """What lives print goes to a file; a failed one's is shown."""
     out = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(out, 1)

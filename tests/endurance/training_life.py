@@ -24,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from asyncrl.agents.token_builder import NO_VERSION
 from asyncrl.assembly import run_training
+from asyncrl.cluster import ForkServer
 from asyncrl.config import TrainRun, load_run
 from asyncrl.dataset import RLHFDataset
 from asyncrl.event_loop import run_loop
@@ -159,25 +160,32 @@ def _model(tokenizer: Any) -> LlamaForCausalLM:
 # --- where a life may end -------------------------------------------------------------------------------------------------------
 
 
+def _end_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """At the `number`-th pass of `point`, by SIGKILL."""
+    """At the `number`-th pass of `point`: of this process, unless `of` ends another one."""
 
     point: str
     number: int
+    of: Callable[[], None] = _end_this_process
 
 
 class Points:
-    """Counts the passes of this life, and ends it where it should. A pass is told to `log` as it happens, when there is one."""
+    """Counts the passes of this life, and ends it where it should. watch: is told of each."""
 
-    def __init__(self, death: Death | None) -> None:
+    def __init__(self, death: Death | None, watch: Callable[[str], None] = lambda point: None) -> None:
         self.passes: Counter[str] = Counter()
         self._death = death
+        self._watch = watch
 
     def __call__(self, point: str) -> None:
         self.passes[point] += 1
+        self._watch(point)
         if self._death is not None and self._death.point == point and self._death.number == self.passes[point]:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._death.of()
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
         """Of the file system: what a checkpoint does to its folders."""
@@ -236,7 +244,17 @@ def _name_of(function: Callable[..., object], args: tuple[object, ...]) -> str:
 # --- a life ---------------------------------------------------------------------------------------------------------------------
 
 
-def live(folder: Path, overrides: Sequence[str], *, resume: bool, death: Death | None, told: Path, seed: int) -> Counter[str]:
+def live(
+    folder: Path,
+    overrides: Sequence[str],
+    *,
+    resume: bool,
+    death: Death | None,
+    told: Path,
+    seed: int,
+    fork_server: ForkServer | None = None,
+    watch: Callable[[str], None] = lambda point: None,
+) -> Counter[str]:
     """Train from the beginning or from what the last life has left, until the end or the death; returns the passes of each point.
     For a forked process.
 
@@ -245,7 +263,7 @@ def live(folder: Path, overrides: Sequence[str], *, resume: bool, death: Death |
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     random.seed(seed)
-    points = Points(death)
+    points = Points(death, watch)
     sys.addaudithook(points.audit)
     out = os.open(told, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
@@ -258,5 +276,5 @@ def live(folder: Path, overrides: Sequence[str], *, resume: bool, death: Death |
         val_rows=RLHFDataset(run.data.val_files, run.data, key="data.val_files", max_rows=run.eval.max_rows),
     )
     world = WatchedWorld(points, tell, run_seed=run.trainer.seed)
-    run_loop(run_training(run, inputs, resume=resume, world=world))
+    run_loop(run_training(run, inputs, resume=resume, world=world, fork_server=fork_server))
     return points.passes
