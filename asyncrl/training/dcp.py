@@ -20,12 +20,14 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from asyncrl.cluster import beat
 from asyncrl.errors import CheckpointError
 from asyncrl.training.mesh import Mesh
 
 
 def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """The tensors, cut or whole, into `folder`, flushed. Raises OSError, on all ranks, when the disk of one refuses."""
+    beat(f"write {folder}")
     try:
         # A copy: it is the library's to change.
         save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
@@ -37,6 +39,7 @@ def read_shards(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Numbers of the files into the tensors, in place. Raises CheckpointError, on all ranks, when those of one cannot be read."""
     if not tensors:
         return
+    beat(f"read {folder}")
     try:
         load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
     except CheckpointException as error:

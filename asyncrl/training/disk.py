@@ -31,7 +31,7 @@ class Disk:
     def write_tensors(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raises OSError when the disk refuses, as every write here does; the library has a class of its own for that."""
         try:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+            save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
         except SafetensorError as error:
             raise OSError(f"{path} cannot be written: {error}") from error
         self._sync(path)

@@ -31,7 +31,7 @@ from asyncrl.training.disk import Disk
 from asyncrl.training.export import AnyLearner, export_policy, write_model
 from asyncrl.training.learner import Snapshot
 from asyncrl.training.lora import Published
-from asyncrl.training.mesh import Mesh, open_mesh
+from asyncrl.training.mesh import Mesh, gathered, open_mesh
 from asyncrl.training.publication import gather
 
 
@@ -117,8 +117,12 @@ def _write_value_model(learner: AnyLearner, folder: Path, disk: Disk) -> None:
 
 def _write_moments(learner: AnyLearner, folder: Path, disk: Disk) -> dict[str, int]:
     """And the weights where some are frozen: they are not those of the Hugging Face directory then."""
+    tensors = {**_own_weights(learner), **_moments(learner)}
     on_rank_0(learner.mesh, lambda: disk.make_folder(folder))
-    disk.write_shards(folder, {**_own_weights(learner), **_moments(learner)})
+    if learner.mesh.is_alone:  # the same to a reader, at half the cost: there is nothing to plan
+        disk.write_tensors(folder / "whole.safetensors", {name: gathered(tensor) for name, tensor in tensors.items()})
+    else:
+        disk.write_shards(folder, tensors)
     on_rank_0(learner.mesh, lambda: disk.sync_folder(folder))
     return learner.counters()
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from asyncrl.cluster import beat
 from asyncrl.training.lora import Published
 from asyncrl.training.mesh import Mesh, gathered
 
@@ -28,6 +29,7 @@ def gather(
     """
     found: dict[str, torch.Tensor] = {}
     for one in published:
+        beat(f"gather {one.name}")
         sources = [gathered(parameters[name].detach()) for name in one.sources]
         if mesh.rank == 0:
             made = one.make(sources)

@@ -53,9 +53,9 @@ async def test_a_resumed_run_has_the_actor_and_the_critic_of_one_that_never_stop
     whole = await train(config, "trainer.total_training_steps=3", "trainer.experiment_name=whole")
     await train(config, "trainer.total_training_steps=2", "trainer.experiment_name=halves")
     halves = await train(config, "trainer.total_training_steps=3", "trainer.experiment_name=halves", resume=True)
-    model, shard = ["model/config.json", "model/model.safetensors"], "shard-00001-model-00001-of-00001.safetensors"
-    critic = [f"critic/{name}" for name in [*model, shard]]
-    files = [*model, f"actor/{shard}", *critic]
+    model = ["model/config.json", "model/model.safetensors"]
+    critic = [f"critic/{name}" for name in [*model, "whole.safetensors"]]
+    files = [*model, "actor/whole.safetensors", *critic]
     last = "checkpoints/global_step_3"
     assert _files(whole / last, *files) == _files(halves / last, *files)
     begun, end = (load_file(halves / f"checkpoints/global_step_{step}/critic/model/model.safetensors") for step in (2, 3))

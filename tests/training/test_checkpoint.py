@@ -76,14 +76,6 @@ class CrashingDisk(Disk):
             path.write_bytes(path.read_bytes()[:-7])
             raise Crash
 
-    def write_shards(self, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-        dies = self._dies()
-        super().write_shards(folder, tensors)
-        if dies:
-            for path in folder.glob("*.safetensors"):
-                path.write_bytes(path.read_bytes()[:-7])
-            raise Crash
-
     def rename(self, source: Path, target: Path) -> None:
         if self._dies():
             raise Crash
@@ -199,14 +191,14 @@ def test_what_is_saved_comes_back(tmp_path: Path, run: TrainRun, learners: Learn
     assert (found.step, found.version, found.controllers) == (3, 3, {"kl_coef": 0.25})
     one = {"updates": 1, "skipped_updates": 0, "skipped_in_a_row": 0}
     assert found.counters == {"actor": one, "critic": one}
-    shard, model = "shard-00001-model-00001-of-00001.safetensors", {"model/config.json", "model/model.safetensors"}
+    model = {"model/config.json", "model/model.safetensors"}
     companions = {"model/tokenizer.json", "model/chat_template.jinja", "model/generation_config.json"}
     assert {path.relative_to(found.path).as_posix() for path in found.path.rglob("*") if path.is_file()} == {
         *model,
         *companions,
         *(f"critic/{name}" for name in model),
-        f"actor/{shard}",
-        f"critic/{shard}",
+        "actor/whole.safetensors",
+        "critic/whole.safetensors",
         "rng.safetensors",
         "manifest.json",
         "DONE",
@@ -406,7 +398,7 @@ def test_of_a_model_with_adapters_they_are_kept_and_the_base_is_not(
     found = open_checkpoint(save(1, learners=learners, model=run.model))
     other.read(found.path, found.counters)
     _assert_same(learners, other)
-    stored = load_file(found.path / "actor/shard-00001-model-00001-of-00001.safetensors")
+    stored = load_file(found.path / "actor/whole.safetensors")
     assert {name.partition("/")[0] for name in stored} == {"weight", "exp_avg", "exp_avg_sq", "step"}
     assert all(".lora_" in name for name in stored)
     with pytest.raises(CheckpointError, match=r"of another model: parameter '(step|exp_avg)/\S+lora_A"):
@@ -416,7 +408,7 @@ def test_of_a_model_with_adapters_they_are_kept_and_the_base_is_not(
 
 
 def test_files_that_nobody_checked_are_named(learners: Learners, save: Callable[..., Path]) -> None:
-    for name in ("model/model.safetensors", "actor/shard-00001-model-00001-of-00001.safetensors", "rng.safetensors"):
+    for name in ("model/model.safetensors", "actor/whole.safetensors", "rng.safetensors"):
         found = open_checkpoint(save(1, learners=learners))
         (found.path / name).write_bytes(b"x" * 20)
         with pytest.raises(CheckpointError, match=rf"global_step_1/{name.split('/')[0]}\S* cannot be read: "):
