@@ -1,6 +1,6 @@
 """Does each preset in configs/algorithms/ learn? Some steps of each on the quick start's task, from the same warm start.
 
-    python benchmarks/presets.py [--steps N] [--only NAME ...] [--json]
+    python benchmarks/presets.py [--steps N] [--seed N] [--only NAME ...] [--json]
 
 Needs the data and the warm start that `make train` leaves in runs/. Each preset runs in a process of its own, with as many steps as
 asked for; its schedule ends there. Success: the share of 256 held-out problems that are solved at temperature 1 (`sampled`) and at
@@ -31,10 +31,11 @@ def children_cpu_s() -> float:
     return sum(os.times()[2:4])
 
 
-def measure(config: Path, runs: Path, steps: int) -> dict[str, float]:
+def measure(config: Path, runs: Path, steps: int, seed: int) -> dict[str, float]:
     """One run of the preset. Raises CalledProcessError, with its output shown, when it fails."""
     begin = children_cpu_s()
-    overrides = [f"trainer.total_training_steps={steps}", f"trainer.test_freq={steps}", f"trainer.default_local_dir='{runs}'"]
+    changes = {"total_training_steps": steps, "test_freq": steps, "seed": seed, "default_local_dir": f"'{runs}'"}
+    overrides = [f"trainer.{key}={value}" for key, value in changes.items()]
     command = [str(Path(sys.executable).with_name("asyncrl")), "train", str(config), *overrides]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -58,6 +59,7 @@ def main() -> int:
     """Run the presets that were asked for; 1 when one of them has not learned."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -65,7 +67,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as runs:
         for config in sorted(CONFIGS.glob("*.toml")):
             if not args.only or config.stem in args.only:
-                found[config.stem] = measure(config, Path(runs), args.steps)
+                found[config.stem] = measure(config, Path(runs), args.steps, args.seed)
                 row = found[config.stem]
                 if not args.json:
                     print(
