@@ -217,6 +217,7 @@ def test_sft_stages_are_taken() -> None:
 
 # --- keys without effect ----------------------------------------------------------------------------------------------------------
 
+HELD_OUT: Tree = {"data__val_files": "held_out.jsonl"}
 DAPO: Tree = {"reward__manager": "dapo", "reward__overlong_buffer_len": 100}
 LIMITED: Tree = {"reward__manager": "rate_limited", "reward__limits__max_tpm": 9000}
 JUDGE: Tree = {"reward__manager": "judge", "reward__judge__base_url": "http://localhost/v1", "reward__judge__model": "m"}
@@ -280,14 +281,8 @@ SWITCHES: dict[str, tuple[Tree, Tree]] = {
     "trainer.total_training_steps is set": ({"trainer__total_training_steps": 3}, {}),
     "data.val_files is empty": ({}, {"data__val_files": "held_out.jsonl"}),
     "store.journal is false": ({"store__journal": False}, {}),
-    "eval.sampled is false": (
-        {"eval__sampled": False, "data__val_files": "held_out.jsonl"},
-        {"data__val_files": "held_out.jsonl"},
-    ),
-    "eval.sampled and eval.greedy are false": (
-        {"eval__sampled": False, "eval__greedy": False, "data__val_files": "held_out.jsonl"},
-        {"data__val_files": "held_out.jsonl"},
-    ),
+    "eval.sampled is false": ({"eval__sampled": False, **HELD_OUT}, HELD_OUT),
+    "eval.sampled and eval.greedy are false": ({"eval__sampled": False, "eval__greedy": False, **HELD_OUT}, HELD_OUT),
 }
 ROWS = [(switch.reason, key) for switch in idle_keys.SWITCHES for key in switch.keys.split()]
 

@@ -5,6 +5,7 @@ import pytest
 from asyncrl.config import TrainRun, parse_run, topology_of
 from asyncrl.errors import ConfigError
 from asyncrl.ports import Json, Topology
+from asyncrl.preflight import describe_batch
 
 
 @pytest.mark.parametrize(
@@ -126,3 +127,24 @@ def test_ranks_that_share_a_sequence_have_their_budgets_together() -> None:
     _run(2, fsdp=fsdp, actor={"ppo_max_token_len_per_gpu": 250})
     with pytest.raises(ConfigError, match=r"ulysses_sequence_parallel_size = 249 x 2 = 498: the longest"):
         _run(2, fsdp=fsdp, actor={"ppo_max_token_len_per_gpu": 249})
+
+
+def test_a_dry_run_shows_the_layout_and_its_arithmetic() -> None:
+    fsdp: dict[str, Json] = {"ulysses_sequence_parallel_size": 2, "tensor_model_parallel_size": 2, "fsdp_size": 2}
+    data: dict[str, Json] = {
+        "train_files": "rows.jsonl",
+        "train_batch_size": 4,
+        "max_prompt_length": 100,
+        "max_response_length": 400,
+    }
+    run = _run(8, fsdp=fsdp, data=data, rollout={"n": 3}, actor={"ppo_max_token_len_per_gpu": 4096})
+    lines = describe_batch(run, num_rows=64).splitlines()
+    assert lines[-5:] == [
+        "# ranks               8 processes, trainer.num_threads = 1 in each",
+        "# data parallel size  ranks / (tensor x sequence) = 8 / (2 x 2) = 2",
+        "# weights             cut over 2 ranks, in 2 copies, and by 2 (tensor)",
+        "# a rank's part       12 / 2 = 6 trajectories of a mini-batch",
+        "# a micro-batch       4096 x 2 = 8192 tokens at most; a trajectory has up to 500",
+    ]
+    alone = parse_run(TrainRun, {"data": data, "model": {"path": "model"}})
+    assert not any(line.startswith("# ranks") for line in describe_batch(alone, num_rows=64).splitlines())
