@@ -34,6 +34,7 @@ from asyncrl.tools import Tool, load_tools
 from asyncrl.trainer import Trainer
 from asyncrl.training.checkpoint import Checkpoint, delete_damaged, find_checkpoints, kept_steps, save_checkpoint
 from asyncrl.training.learners import Learners, open_learners
+from asyncrl.training.lora import targets_of
 from asyncrl.training.model import load_model
 from asyncrl.training.ranks import RankedLearners
 from asyncrl.training.start import Start, check_model, facts_of, model_digest, read_start, refuse_changes, write_start
@@ -69,8 +70,11 @@ async def read_model(run: TrainRun, world: World) -> LoadedModel:
 
 def _make_engine(run: TrainRun, decode: Decode) -> TorchEngine:
     """With its own copy of the model; not started."""
+    model = load_model(run.model)
+    if run.model.lora_rank:
+        targets_of(model, run.model.target_modules)  # is each of them there? asked before there is a folder
     return TorchEngine(
-        load_model(run.model),
+        model,
         max_num_seqs=run.rollout.max_num_seqs,
         context_len=run.max_model_len,
         deterministic=run.rollout.deterministic,

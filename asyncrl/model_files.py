@@ -1,13 +1,15 @@
 """check_model_files: does a model folder have everything a run needs? Looks at names and small JSON files only; loads no torch.
+check_adapters: is the library there that makes them?
 
 Place: cli (before anything heavy is imported) -> [model_files]. Whether the files are good is for the loaders to say.
 """
 
+import importlib.util
 import json
 from pathlib import Path
 
 from asyncrl.config import ModelConfig
-from asyncrl.errors import ModelError
+from asyncrl.errors import ConfigError, ModelError
 from asyncrl.ports import Json
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json")
@@ -33,6 +35,12 @@ def check_weights(path: str, *, key: str = "model.path") -> None:
     _settings(folder, path, key)
     if not _has_any(folder, _WEIGHTS):
         raise ModelError(f"{key} = {path!r} has no weights (*.safetensors)")
+
+
+def check_adapters(config: ModelConfig) -> None:
+    """Raises ConfigError when adapters are asked for and peft, an extra that no other run needs, is not installed."""
+    if config.lora_rank and importlib.util.find_spec("peft") is None:
+        raise ConfigError(f"model.lora_rank = {config.lora_rank} needs peft, which is not installed: pip install 'asyncrl[lora]'")
 
 
 def check_context(config: ModelConfig, context_len: int, *, key: str = "model.path") -> None:

@@ -15,7 +15,7 @@ from asyncrl.config import SFTRun, TrainRun, load_run, to_toml, topology_of
 from asyncrl.config.algorithms import ESTIMATORS
 from asyncrl.dataset import RLHFDataset, read_table
 from asyncrl.errors import CheckpointError, ConfigError
-from asyncrl.model_files import check_context, check_model_files, check_weights
+from asyncrl.model_files import check_adapters, check_context, check_model_files, check_weights
 from asyncrl.observe.run_folder import RunFolder, check_place
 from asyncrl.rewards.scoring import check_function
 from asyncrl.tools import load_tools
@@ -39,6 +39,7 @@ def check_train(run: TrainRun) -> RunInputs:
     """Files, rows, model directory, tools, reward function, algorithms, batch arithmetic and place of a training run."""
     check_place(run.trainer.default_local_dir, run.trainer.experiment_name)
     _check_parts(run)
+    check_adapters(run.model)
     _check_critic(run)
     _check_choices(run)
     inputs = RunInputs(
@@ -55,6 +56,7 @@ def check_sft(run: SFTRun) -> None:
     """Files, model directory, tools and place of a warm start."""
     check_place(run.trainer.default_local_dir, run.trainer.experiment_name)
     check_model_files(run.model)
+    check_adapters(run.model)
     load_tools(run.agent.tools)
     for files in run.sft.stages or [run.data.train_files]:
         read_table(files, key="sft.stages" if run.sft.stages else "data.train_files")

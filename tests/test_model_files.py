@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config import ModelConfig
-from asyncrl.errors import ModelError
-from asyncrl.model_files import check_context, check_model_files, check_weights
+from asyncrl.errors import ConfigError, ModelError
+from asyncrl.model_files import check_adapters, check_context, check_model_files, check_weights
 
 FILES = {
     "config.json": "{}",
@@ -107,3 +107,12 @@ def test_a_wrong_path_names_its_key(keys: dict[str, str], message: str, folder: 
 def test_the_check_needs_no_torch() -> None:
     code = "import sys, asyncrl.model_files; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_adapters_need_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the test's environment it is there."""
+    check_adapters(ModelConfig(path="-", lora_rank=4))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    check_adapters(ModelConfig(path="-"))
+    with pytest.raises(ConfigError, match=r"model.lora_rank = 4 needs peft, .*: pip install 'asyncrl\[lora\]'"):
+        check_adapters(ModelConfig(path="-", lora_rank=4))

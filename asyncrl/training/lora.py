@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +24,7 @@ from torch import nn
 from asyncrl.algorithms.low_rank import B_SUFFIX, adapted_weights, is_adapter, merged
 from asyncrl.config import ModelConfig
 from asyncrl.errors import ConfigError
+from asyncrl.model_files import check_adapters
 from asyncrl.training.disk import Disk
 from asyncrl.wording import names_shown, nearest
 
@@ -49,11 +49,13 @@ def add_adapters(lm: "PreTrainedModel", config: ModelConfig) -> None:
     """
     if not config.lora_rank:
         return
-    peft = _peft()
-    settings = _settings(config, _targets(lm, config.target_modules))
+    check_adapters(config)
+    from peft import inject_adapter_in_model  # not before: it takes a tenth of a second, and most runs have no adapters
+
+    settings = _settings(config, targets_of(lm, config.target_modules))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        peft.inject_adapter_in_model(settings, lm, adapter_name=_NAME)
+        inject_adapter_in_model(settings, lm, adapter_name=_NAME)
 
 
 def plain_name(name: str) -> str:
@@ -82,19 +84,10 @@ def adapters_off(policy: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-def _peft() -> ModuleType:
-    """The library, which no other run loads, nor needs installed."""
-    try:
-        import peft
-    except ModuleNotFoundError as error:
-        if error.name != "peft":
-            raise
-        raise ConfigError("model.lora_rank > 0 needs peft, which is not installed: pip install 'asyncrl[lora]'") from error
-    return peft
-
-
 def _settings(config: ModelConfig, targets: Sequence[str], *, base: str = "") -> "LoraConfig":
-    settings: LoraConfig = _peft().LoraConfig(
+    from peft import LoraConfig
+
+    return LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,
         target_modules=list(targets),
@@ -102,11 +95,13 @@ def _settings(config: ModelConfig, targets: Sequence[str], *, base: str = "") ->
         base_model_name_or_path=base or None,
         inference_mode=bool(base),
     )
-    return settings
 
 
-def _targets(lm: "PreTrainedModel", asked: Sequence[str]) -> list[str]:
-    """Last names of the layers that get an adapter."""
+def targets_of(lm: "PreTrainedModel", asked: Sequence[str]) -> list[str]:
+    """Last names of the layers that get an adapter. asked: `model.target_modules`.
+
+    Raises ConfigError for a name that no linear layer below the head has.
+    """
     head = lm.get_output_embeddings()  # type: ignore[no-untyped-call]
     linear = (name for name, module in lm.named_modules() if isinstance(module, nn.Linear) and module is not head)
     known = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))

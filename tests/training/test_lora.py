@@ -165,5 +165,5 @@ def test_a_target_that_is_no_layer_is_refused_with_the_nearest(make_model: Calla
 
 def test_no_peft_is_said_in_one_line(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ConfigError, match=r"model.lora_rank > 0 needs peft.*pip install 'asyncrl\[lora\]'"):
+    with pytest.raises(ConfigError, match=r"model.lora_rank = 2 needs peft.*pip install 'asyncrl\[lora\]'"):
         build_policy(ModelConfig(path=str(make_model()), lora_rank=2), open_mesh())
