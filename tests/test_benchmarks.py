@@ -14,6 +14,7 @@ SMALLEST = {
     "generate": "--repeats 1",
     "grpo_step": "--rounds 1 --threads 1",
     "loop_lag": "--sessions 16 --seconds 1 --warm-start 2",
+    "rank_invariance": "--models qwen2 --layouts 2-ranks --hidden 16",
     "ranks": "--rounds 1 --updates 1",
     "sample_latency": "--groups 32 --samples 2",
     "simulation": "--seeds 1 --repeats 1",
