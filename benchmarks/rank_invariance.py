@@ -7,8 +7,8 @@ float64.
 
 Adam divides a gradient by its own size, so a weight whose first gradient is near 0 moves by what rounding has made of it: the worst
 weights are those, and the more weights a model has, the nearer to 0 is its nearest. So in float32 the worst weight grows with the
-model (hidden 16, 32, 64: about 1e-3, 3e-3, 5e-2), while all but a few in 100,000 stay. And a weight near 1 has steps of 6e-8 in float32:
-with a learning rate below 1e-5 these alone are more than a hundredth of it.
+model (hidden 16, 32, 64: about 1e-3, 3e-3, 5e-2), while all but a few in 100,000 stay. And a weight near 1 has steps of 6e-8 in
+float32: with a learning rate below 1e-5 these alone are more than a hundredth of it.
 
     python benchmarks/rank_invariance.py [--models qwen2 ...] [--layouts tp-2 ...] [--hidden 32] [--json]
 """
