@@ -36,14 +36,23 @@ def on(num_ranks: int, **fsdp: int) -> tuple[str, ...]:
     return "cluster.kind=local", f"cluster.num_ranks={num_ranks}", *keys
 
 
+def children_of(server: ForkServer) -> str:
+    """Pids; of Linux."""
+    listed = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+    return listed.read_text() if listed.exists() else ""
+
+
 @pytest.fixture
 def train(config: Path, fork_server: ForkServer) -> Train:
-    """train("a.key=value", ..., resume=False): a whole run; its folder."""
+    """train("a.key=value", ..., resume=False): a whole run, of which no rank is left; its folder."""
 
     async def run_it(*overrides: str, resume: bool = False) -> Path:
         run = load_run(TrainRun, config, overrides)
         inputs = await asyncio.to_thread(check_train, run)
-        return await assembly.run_training(run, inputs, resume=resume, fork_server=fork_server)
+        try:
+            return await assembly.run_training(run, inputs, resume=resume, fork_server=fork_server)
+        finally:
+            assert not children_of(fork_server), "a rank outlived its run"
 
     return run_it
 
@@ -130,6 +139,26 @@ async def test_a_critic_on_ranks_is_the_one_in_one_process(train: Train) -> None
     ranked = await train(*keys, "trainer.experiment_name=ranked", *on(2))
     assert furthest(alone, ranked) < 1e-6
     assert furthest(alone, ranked, "checkpoints/global_step_3/critic/model/model.safetensors") < 1e-6
+
+
+async def test_adapters_on_ranks_are_those_in_one_process(train: Train) -> None:
+    """The reference is the actor without them; the engine gets them alone."""
+    lora = ("model.lora_rank=2", "model.lora_publish=adapter", "actor.use_kl_loss=true")
+    keys = (*DOUBLE, *lora, "trainer.total_training_steps=3")
+    alone = await train(*keys, "trainer.experiment_name=alone")
+    ranked = await train(*keys, "trainer.experiment_name=ranked", *on(2))
+    assert furthest(alone, ranked) < 1e-6
+    rows = read_metrics(ranked / "metrics.jsonl")
+    assert rows[0]["actor/kl_loss"] == pytest.approx(0, abs=1e-12)
+    assert rows[-1]["actor/kl_loss"] > 1e-9
+
+
+def test_a_layout_that_the_model_does_not_allow_is_one_line_and_leaves_no_folder(config: Path) -> None:
+    command = [sys.executable, "-m", "asyncrl.cli", "train", str(config), *on(3, tensor_model_parallel_size=3)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=100)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert re.search(r"error: .*tensor_model_parallel_size = 3 .* / 3 = ", done.stderr)
+    assert not (config.parent / "runs").exists()
 
 
 # --- ends -------------------------------------------------------------------------------------------------------------------------
