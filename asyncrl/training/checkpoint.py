@@ -1,8 +1,8 @@
-"""Checkpoints: one directory a step border, atomic, without pickle.
+"""Checkpoints: one directory a step border, atomic, without pickle. What is inside is written by `learners`, on all ranks at once.
 
     <folder>/global_step_12/
-        model/               Hugging Face directory: `asyncrl eval` loads it as any model
-        actor/                 AdamW's moments and step counts, a file a rank: readable by any number of ranks
+        model/                 Hugging Face directory: `asyncrl eval` loads it as any model
+        actor/                 AdamW's moments and step counts (and adapters), a file a rank: any other number of ranks reads them
         critic/                of a run with a critic: the same, and model/ (a token classifier with one label)
         rng.safetensors        torch's random generator
         manifest.json          format, step, version, counters, coefficients of controllers, size and checksum of every file
@@ -10,8 +10,8 @@
 
 Invariants:
 1. A folder counts only with a DONE that fits its manifest, and a manifest that fits its files. Everything is written and flushed
-   under another name, renamed, the parent flushed, and only then DONE is written: a crash at any operation leaves the older ones
-   whole.
+   under another name, renamed, the parent flushed, and only then DONE is written: a crash at any operation, of the run or of a rank,
+   leaves the older ones whole.
 2. The newest whole checkpoint is never removed before a newer one has its DONE.
 3. It has what training computes with, and nothing that the journal has: no cursor, count or key. So with an older one nothing
    changes that is recorded.

@@ -7,7 +7,7 @@ the same arguments. On disk everything has its Hugging Face name, so a checkpoin
 any other.
 
     <folder>/model/            the policy as a Hugging Face directory: whole weights, by rank 0
-    <folder>/actor/            AdamW's moments and step counts, by all ranks (`dcp`)
+    <folder>/actor/            AdamW's moments and step counts, by all ranks (`dcp`); of a model with adapters these as well
     <folder>/critic/           of a run with a critic: the same of the critic, and its weights in critic/model/
     <folder>/rng.safetensors   torch's random generator, the same on all ranks
 """
