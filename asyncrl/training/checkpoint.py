@@ -10,7 +10,7 @@
 
 Invariants:
 1. A folder counts only with a DONE that fits its manifest, and a manifest that fits its files. Everything is written and flushed
-   under another name, renamed, the parent flushed, and only then DONE is written: a crash at any operation, of the run or of a rank,
+   under another name, renamed, the parent flushed, and only then DONE is written: a crash at any operation, of the run or a rank,
    leaves the older ones whole.
 2. The newest whole checkpoint is never removed before a newer one has its DONE.
 3. It has what training computes with, and nothing that the journal has: no cursor, count or key. So with an older one nothing
