@@ -13,6 +13,7 @@ SMALLEST = {
     "advantages": "--rows 64 --tokens 64 --repeats 1 --all",
     "generate": "--repeats 1",
     "grpo_step": "--rounds 1 --threads 1",
+    "log_prob_memory": "--tokens 64 --vocab 100",
     "loop_lag": "--sessions 16 --seconds 1 --warm-start 2",
     "rank_invariance": "--models qwen2 --layouts 2-ranks --hidden 16",
     "ranks": "--rounds 1 --updates 1",

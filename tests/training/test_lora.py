@@ -77,6 +77,7 @@ def test_the_reference_is_the_actor_with_its_adapters_off(
     columns = make_columns(ROWS)
     learners = open_learners(with_kl)
     assert learners.reference is not None
+    assert learners.reference._policy is learners.actor.learner.module
     plain = Reference(make_run(Path(run.model.path)))
     want = values_of(plain.log_probs(columns)[0])
     assert torch.equal(values_of(learners.reference.log_probs(columns)[0]), want)
