@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor
+from torch.nn import functional
 
 from asyncrl.algorithms.matmul import input_gradient, is_fast, linear, weight_gradient
 
@@ -17,13 +17,20 @@ class FastLinear(nn.Linear):
     """An `nn.Linear` with other kernels; made from an existing layer by `use_fast_linears`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return cast("torch.Tensor", _Linear.apply(input, self.weight, self.bias))  # type: ignore[no-untyped-call]
+        return product(input, self.weight, self.bias)
+
+
+def product(input: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
+    """input @ weight.T + bias, differentiable, with the fast kernels where they are for these tensors."""
+    if is_fast(weight_OI):
+        return cast("torch.Tensor", _Linear.apply(input, weight_OI, bias_O))  # type: ignore[no-untyped-call]
+    return functional.linear(input, weight_OI, bias_O)
 
 
 def use_fast_linears(model: nn.Module) -> None:
-    """Turn the model's plain float32 linear layers on CPU into fast ones, in place; but for those that tensor parallel has cut."""
+    """Turn the model's plain float32 linear layers on CPU into fast ones, in place. Those that tensor parallel has cut are so."""
     for module in model.modules():
-        if type(module) is nn.Linear and is_fast(module.weight) and not isinstance(module.weight, DTensor):
+        if type(module) is nn.Linear and is_fast(module.weight):
             # The class is changed instead of the module, so that names, ties and hooks stay what they are.
             module.__class__ = FastLinear
 

@@ -21,7 +21,8 @@ from asyncrl.errors import ModelError
 from asyncrl.training.linear import use_fast_linears
 from asyncrl.training.lora import add_adapters, plain_name
 from asyncrl.training.mesh import Mesh
-from asyncrl.training.placement import Part, Placement, checkpoint_layers, place
+from asyncrl.training.norms import use_wide_norms
+from asyncrl.training.placement import PACKED_ATTENTION, Part, Placement, checkpoint_layers, place
 from asyncrl.training.sharding import shard
 from asyncrl.training.token_batch import TokenBatch
 from asyncrl.wording import named_message_of, names_shown
@@ -55,7 +56,8 @@ def _read(folder: Path, config: ModelConfig, key: str) -> PreTrainedModel:
                 folder,
                 config=settings,
                 dtype=_DTYPES[config.dtype],
-                attn_implementation=config.attn_implementation,
+                # packed rows are the trainer's; here, on CPU, the model is loaded and looked at
+                attn_implementation="sdpa" if config.attn_implementation in PACKED_ATTENTION else config.attn_implementation,
                 local_files_only=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # told below, in one line
@@ -174,6 +176,7 @@ def prepare(lm: PreTrainedModel, mesh: Mesh, config: ModelConfig) -> Placement:
     """Everything that is done to a loaded model before it is sharded, in place. Raises as `place` does."""
     placement = place(lm, mesh, config)
     use_fast_linears(lm)
+    use_wide_norms(lm)
     if config.enable_gradient_checkpointing:
         checkpoint_layers(decoder_layers(lm))
     return placement

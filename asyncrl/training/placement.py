@@ -19,6 +19,7 @@ from asyncrl.training.mesh import Mesh
 from asyncrl.training.sequence_parallel import Cut, SequenceParallel
 from asyncrl.training.tensor_parallel import cut_layers
 from asyncrl.training.token_batch import TokenBatch, packed
+from asyncrl.wording import named_message_of
 
 PACKED_ATTENTION = ("flash_attention_2", "flex_attention")
 """They take several sequences in one row; the others take padded rows, whose padding costs what tokens cost."""
@@ -83,6 +84,8 @@ def place(lm: PreTrainedModel, mesh: Mesh, config: ModelConfig) -> Placement:
     if mesh.tp is not None and config.lora_rank:
         raise ConfigError("model.lora_rank: adapters are not cut by tensor_model_parallel_size; set one of them")
     lm.to(mesh.device)  # type: ignore[arg-type]
+    if packs:
+        _set_attention(lm, config.attn_implementation)
     return Placement(
         device=mesh.device,
         dtype=lm.dtype,
@@ -90,6 +93,13 @@ def place(lm: PreTrainedModel, mesh: Mesh, config: ModelConfig) -> Placement:
         partial_names=frozenset() if mesh.tp is None else cut_layers(lm, mesh.tp),
         sequence=None if mesh.sp_group is None else SequenceParallel(lm, mesh.sp_group, tp=mesh.topology.tp),
     )
+
+
+def _set_attention(lm: PreTrainedModel, name: str) -> None:
+    try:
+        lm.set_attn_implementation(name)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"model.attn_implementation = {name!r}: {named_message_of(error)}") from error
 
 
 def checkpoint_layers(layers: Sequence[nn.Module]) -> None:
