@@ -89,7 +89,7 @@ class Fate:
 
     def __init__(self, loss: Loss | None, server: ForkServer) -> None:
         self._loss, self._server = loss, server
-        self._is_open = False
+        self._is_open, self._is_due = False, False
         self.began = time.monotonic()
         self.was_hit = False
 
@@ -106,12 +106,16 @@ class Fate:
                 timer.daemon = True
                 timer.start()
         self._is_open = self._is_open or point == "after open"
+        if self._is_due:
+            self._lose()
 
     def _lose(self) -> None:
-        """Nothing before there are ranks. While they start none is stopped: a start has two minutes, as imports may take long."""
+        """At the next point where it can be: there must be ranks, and while they start none is stopped, as a start has two minutes
+        (imports may take long)."""
         assert self._loss is not None
         ranks = children_of(self._server.pid)
-        if len(ranks) == NUM_RANKS and (self._is_open or self._loss.signal == signal.SIGKILL):
+        self._is_due = len(ranks) < NUM_RANKS or (self._loss.signal == signal.SIGSTOP and not self._is_open)
+        if not self._is_due:
             self.was_hit = True
             os.kill(ranks[self._loss.rank], self._loss.signal)
 
