@@ -127,8 +127,10 @@ def test_key_heads_that_the_ranks_of_a_row_cannot_share_are_repeated(
 ) -> None:
     folder = make_model(num_attention_heads=heads, num_key_value_heads=key_heads, head_dim=4, hidden_size=4 * heads)
     task = make_task(folder)
-    (found, *_) = run_on_ranks(size, train_all, {"tasks": [task], "topology": Topology(world=size, sp=size)})
-    assert _distance(found[0], trained(task, Topology())) < 1e-6
+    tasks = [task, {**task, "packs": True}]
+    (found, *_) = run_on_ranks(size, train_all, {"tasks": tasks, "topology": Topology(world=size, sp=size)})
+    alone = trained(task, Topology())
+    assert [_distance(weights, alone) < 1e-6 for weights in found] == [True, True]
 
 
 @pytest.mark.parametrize("layout", ["data-2", "sequence-2", "tensor-2"])
