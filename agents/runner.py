@@ -17,7 +17,7 @@ Invariants:
 import asyncio
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -167,7 +167,10 @@ class GroupRunner:
 
     def _begin(self, group: Group, kept: "asyncio.Future[None]") -> None:
         kept.add_done_callback(_look_at)
-        task = self._owner.create_task(self._run_group(group, kept), name=f"group {group.prompt.uid}")
+        self._own(group, self._run_group(group, kept))
+
+    def _own(self, group: Group, work: Coroutine[None, None, None]) -> None:
+        task = self._owner.create_task(work, name=f"group {group.prompt.uid}")
         self._groups[group.prompt.uid] = group
         self._group_tasks.add(task)
         task.add_done_callback(functools.partial(self._note_end, group))
@@ -176,6 +179,8 @@ class GroupRunner:
         self._groups.pop(group.prompt.uid, None)
         self._group_tasks.discard(task)
         self.has_failed |= not task.cancelled() and task.exception() is not None
+        if task.cancelled() and not (group.is_settled or self._is_ending):  # before its first turn, where no code of its own runs
+            self._own(group, self._settling.settle_group(group, CANCELLED_FROM_INSIDE))
 
     async def join(self) -> None:
         """Wait until every started group is terminal; bounded by the groups' deadlines."""

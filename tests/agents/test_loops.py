@@ -213,7 +213,7 @@ async def test_long_turns_and_answers_are_worked_on_off_the_loop(rig: Rig, promp
         return "7" * 5000
 
     call = f'<tool_call>{{"name": "long", "arguments": {{"text": "{"é" * 3000}"}}}}</tool_call>'
-    run = new_run(data={"max_response_length": 20_000})
+    run = new_run(data={"max_response_length": 20_000}, actor={"ppo_max_token_len_per_gpu": 30_000})
     output = await only_output(rig, prompt, rig.saying(call, "3"), run, {"long": FunctionTool(long)})
     assert ("tool", "7" * 5000) in said(output)
     assert "7" * 5000 in rig.template.decode(output.response_ids)

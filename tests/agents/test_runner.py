@@ -154,6 +154,18 @@ async def test_sessions_and_groups_whose_tasks_are_cancelled_become_failures(
     assert "cancelled from inside" in str(tags["b2"]["failure"])
 
 
+async def test_a_group_whose_task_is_cancelled_before_its_first_turn_becomes_a_failure(
+    rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
+) -> None:
+    async with rig.runner(queue, rig.saying(), new_run()) as runner:
+        runner.start(prompt)
+        next(task for task in asyncio.all_tasks() if task.get_name() == "group a1").cancel()
+        await runner.join()
+    tag = (await rig.tags(queue))["a1"]
+    assert tag["status"] == "failure"
+    assert "cancelled from inside" in str(tag["failure"])
+
+
 async def test_a_prompt_that_cannot_be_rendered_fails_its_group(
     rig: Rig, queue: TransferQueue, prompt: Prompt, new_run: NewRun
 ) -> None:

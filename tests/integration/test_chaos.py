@@ -21,7 +21,7 @@ from asyncrl.agents.loop import AgentLoopOutput, SessionContext
 from asyncrl.agents.runner import GroupRunner
 from asyncrl.agents.single_turn import SingleTurn
 from asyncrl.config import TrainRun, parse_run
-from asyncrl.errors import EngineError, GroupsExhaustedError, RewardError
+from asyncrl.errors import DeadlineError, EngineError, GroupsExhaustedError, RewardError
 from asyncrl.keys import StepLease
 from asyncrl.ports import GenerateRequest, Prompt, RewardRequest, RewardResult
 from asyncrl.protocol.batch_meta import KVBatchMeta
@@ -133,6 +133,8 @@ class Rooms:
             try:
                 async with asyncio.timeout(self.chaos.rng.choice((0.001, 0.01, None))):
                     return await self.replay.sample(step, BATCH)
+            except DeadlineError:  # nothing came for replay.sample_timeout_s: it says what it waited for
+                raise
             except TimeoutError:
                 self.chaos.deeds["sample cut short"] += 1
 
