@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup train test endurance hunt simulation proofs presets ci lint format types bench docs
+.PHONY: help setup train test endurance ranks hunt simulation proofs presets ci lint format types bench docs
 
 # The first Python of at least 3.11; set PYTHON to choose another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -13,6 +13,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 SEED ?= 1
 SEEDS ?= 0..999
+# Processes that run the tests: two share a machine's cores well, and more would make waits with deadlines late.
+WORKERS ?= 2
 
 # The top folder must not be on sys.path: its `agents`, `replay` and `tools` are `asyncrl.agents`, and so on.
 export PYTHONSAFEPATH := 1
@@ -37,12 +39,16 @@ train: $(READY) ## the quick start: data, warm start, reinforcement learning (SE
 	@$(BIN)/python -m asyncrl.examples.quickstart --seed $(SEED)
 
 test: $(READY) ## run the tests
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 endurance: $(READY) ## the long tests; 500 processes killed in the middle of their puts, 60 trainers at any moment
-	@$(BIN)/python -m pytest -q -m long
+	@$(BIN)/python -m pytest -q -m 'long and not ranks'
 	@$(BIN)/python tests/endurance/kill_cycles.py --cycles 500
 	@$(BIN)/python tests/endurance/kill_training.py --kills 60 --seed $(SEED)
+
+ranks: $(READY) ## tests of many rank processes; 20 trainers on two ranks, of which one is killed or stopped
+	@$(BIN)/python -m pytest -q -m ranks
+	@$(BIN)/python tests/endurance/kill_ranks.py --kills 20 --seed $(SEED)
 
 hunt: $(READY) ## simulated runs with all faults, until one shows a violation (SEEDS=0..999)
 	@$(BIN)/asyncrl simulate configs/sim/reference.toml --seeds $(SEEDS) --faults all

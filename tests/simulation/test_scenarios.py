@@ -182,6 +182,7 @@ ROWS = [(switch.reason, key) for switch in idle_keys.SCENARIO_SWITCHES for key i
 WRITTEN = {
     "data.mapping": 'data.mapping.system="x"',
     "actor.optim": "actor.optim.lr=1e-6",
+    "actor.fsdp_config": "actor.fsdp_config.fsdp_size=0",
     "sim.journal": "sim.journal.sync_s=0.1",
     "sim.tools": 'sim.tools=[{name="a"}]',
     "sim.sessions.turns": "sim.sessions.turns=2",
