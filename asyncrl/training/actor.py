@@ -91,9 +91,10 @@ class Actor:
 
     def log_probs_and_squares(self, columns: TensorDict, shards: Shards = ()) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `log_probs`, and the sum over the vocabulary of squared probabilities at each token. Changes nothing."""
-        forward = partial(self.learner.module, temperature=self._temperature, with_squares=True)
+        module = self.learner.module
+        forward = partial(module, temperature=self._temperature, with_squares=True)
         log_probs, entropy, squares = score_tokens(
-            forward, columns, budget=self._budget, mesh=self.learner.mesh, shards=shards, count=3
+            module, forward, columns, budget=self._budget, mesh=self.learner.mesh, shards=shards, count=3
         )
         return log_probs, entropy, squares
 

@@ -69,8 +69,9 @@ class Critic:
         columns: input_ids, position_ids, response_mask. Raises ModelError for a token that the critic's vocabulary lacks.
         """
         self._check_ids(columns)
+        learner = self.learner
         (values,) = score_tokens(
-            self._forward, columns, budget=self._budget, mesh=self.learner.mesh, shards=shards, count=1, what="values"
+            learner.module, self._forward, columns, budget=self._budget, mesh=learner.mesh, shards=shards, count=1, what="values"
         )
         return values
 

@@ -7,6 +7,7 @@ from typing import Self
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
+from torch import nn
 
 from asyncrl.config import ModelConfig
 from asyncrl.errors import FieldError
@@ -17,6 +18,7 @@ from asyncrl.training.microbatch import Budget, agreed_micro_batches
 from asyncrl.training.mini_batch import check_shards, passes
 from asyncrl.training.model import Policy
 from asyncrl.training.placement import PACKED_ATTENTION
+from asyncrl.training.sharding import free_gathered
 from asyncrl.training.token_batch import TokenBatch, token_batch
 
 
@@ -101,11 +103,12 @@ def score_responses(
         found: Sequence[torch.Tensor] = policy(batch, temperature)
         return found
 
-    log_probs, entropy = score_tokens(forward, columns, budget=budget, mesh=mesh, shards=shards, count=2)
+    log_probs, entropy = score_tokens(policy, forward, columns, budget=budget, mesh=mesh, shards=shards, count=2)
     return log_probs, entropy
 
 
 def score_tokens(
+    module: nn.Module,
     forward: Callable[[TokenBatch], Sequence[torch.Tensor]],
     columns: TensorDict,
     *,
@@ -118,7 +121,8 @@ def score_tokens(
     """The `count` numbers that `forward` gives for each policy token, each as a ragged float32 column on the response axis.
 
     Without gradient; 0 where the mask is 0, and in the rows of other ranks. columns needs input_ids, position_ids and
-    response_mask. what: for the signs of life. Raises ConfigError, on every rank, for a row above the budget.
+    response_mask. module: what `forward` runs; the weights that it has gathered are freed, as only a backward pass would do. what:
+    for the signs of life. Raises ConfigError, on every rank, for a row above the budget.
     """
     check_shards(shards, mesh)
     rows = Rows.of(columns)
@@ -134,6 +138,7 @@ def score_tokens(
             places = torch.cat([offsets[row] + rows.mask[row].nonzero()[:, 0] for row in chosen])
             for target, scored in zip(values, forward(rows.token_batch(chosen)), strict=True):
                 target[places] = scored.float()
+    free_gathered(module)
     return [from_values(value, offsets) for value in values]
 
 
