@@ -239,7 +239,8 @@ def _check(config: PreTrainedConfig, size: int, tp: int) -> None:
     if heads % size:
         shown = f"{config.num_attention_heads} attention heads" + (f" / tensor parallel {tp} = {heads}" if tp > 1 else "")
         raise ModelError(f"{where} must divide the model's {shown}: {heads} / {size} = {heads / size:.3g}")
-    types: Sequence[str] = getattr(config, "layer_types", None) or ()
+    window = getattr(config, "sliding_window", None)  # of models that do not tell each layer's type: of all layers
+    types: Sequence[str] = getattr(config, "layer_types", None) or (["sliding_attention"] if window else [])
     if other := sorted(set(types) - {"full_attention"}):
         raise ModelError(f"{where}: the model has layers of {other[0]}; sequence parallel has full attention alone")
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")

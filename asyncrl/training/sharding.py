@@ -58,7 +58,7 @@ def units_of(module: nn.Module) -> list[FSDPModule]:
 
 
 def free_gathered(module: nn.Module) -> None:
-    """Free gathered weights, which are copies. A backward pass does; passes without gradient leave them behind, where they would take
-    memory, and be stale once parameters are written other than by an optimizer step."""
+    """Free gathered weights, which are copies. A backward pass does; passes without gradient leave them behind, where they take
+    memory, and are stale once parameters are written other than by an optimizer step."""
     for unit in units_of(module):
         unit.reshard()

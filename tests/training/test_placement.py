@@ -1,21 +1,23 @@
 """What is done to a model before it is sharded, on one rank: packed rows, checkpointed layers, wide norms, and what is refused."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+import torch.distributed as dist
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from asyncrl.config import FSDPConfig, ModelConfig
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, ModelError
 from asyncrl.training.mesh import open_mesh
 from asyncrl.training.model import Policy, build_policy, decoder_layers, load_model
 from asyncrl.training.norms import use_wide_norms
 from asyncrl.training.placement import Placement, checkpoint_layers
-from asyncrl.training.sequence_parallel import _repeats
+from asyncrl.training.sequence_parallel import SequenceParallel, _repeats
 from asyncrl.training.token_batch import TokenBatch, packed, token_batch
 from asyncrl.training.value_model import build_value_model
 
@@ -118,6 +120,19 @@ def test_a_norm_of_another_kind_stays() -> None:
 )
 def test_key_heads_are_repeated_as_few_times_as_it_takes(key_heads: int, groups: int, size: int, copies: int) -> None:
     assert _repeats(key_heads, groups, size) == copies
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_window_of_all_layers_is_no_full_attention(window: int | None) -> None:
+    """A model of the library may have one without a list of its layers' types; the mask of shared rows has none."""
+    sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = MistralConfig(vocab_size=9, num_hidden_layers=1, sliding_window=window, **sizes)
+    lm = MistralForCausalLM(config)  # type: ignore[no-untyped-call]
+    open_mesh()
+    assert dist.group.WORLD is not None
+    refused = pytest.raises(ModelError, match="the model has layers of sliding_attention")
+    with refused if window else nullcontext():
+        SequenceParallel(lm, dist.group.WORLD)
 
 
 def test_what_needs_a_gpu_is_refused_in_one_line(make_model: MakeModel) -> None:
