@@ -114,7 +114,23 @@ def cut_layers(lm: PreTrainedModel, mesh: DeviceMesh) -> frozenset[str]:
     _check_sizes(config, mesh.size())
     parallelize_module(lm.base_model, mesh, {name: _STYLES[style] for name, style in plan.items() if style != _SUMMED})
     suffixes = tuple(name.split("*")[-1] for name, style in plan.items() if style == _SUMMED)
-    return frozenset(name for name, _ in lm.named_parameters() if suffixes and name.rpartition(".")[0].endswith(suffixes))
+    summed = frozenset(name for name, _ in lm.named_parameters() if suffixes and name.rpartition(".")[0].endswith(suffixes))
+    _check_rest(lm, summed, mesh.size())
+    return summed
+
+
+def _check_rest(lm: PreTrainedModel, summed: frozenset[str], size: int) -> None:
+    """Among layers that are cut, such as those of an attention, a whole weight may see the heads of one rank alone. One that the
+    plan forgets would become another on each rank."""
+    for place, module in lm.named_modules():
+        if not any(isinstance(child, _CutLinear) for child in module.children()):
+            continue
+        for name, parameter in module.named_parameters(prefix=place):
+            if not isinstance(parameter, DTensor) and name not in summed:
+                raise ModelError(
+                    f"tensor_model_parallel_size = {size}: the library's plan for a {lm.config.model_type} model does not tell how "
+                    f"the gradient of {name} is made, which stands among layers that are cut"
+                )
 
 
 def _plan(config: PreTrainedConfig, size: int) -> Mapping[str, str]:

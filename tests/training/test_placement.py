@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import MistralConfig, MistralForCausalLM, PhiConfig, PhiForCausalLM, PreTrainedModel
 
 from asyncrl.config import FSDPConfig, ModelConfig
 from asyncrl.errors import ConfigError, ModelError
@@ -18,6 +19,7 @@ from asyncrl.training.model import Policy, build_policy, decoder_layers, load_mo
 from asyncrl.training.norms import use_wide_norms
 from asyncrl.training.placement import Placement, checkpoint_layers
 from asyncrl.training.sequence_parallel import SequenceParallel, _repeats
+from asyncrl.training.tensor_parallel import cut_layers
 from asyncrl.training.token_batch import TokenBatch, packed, token_batch
 from asyncrl.training.value_model import build_value_model
 
@@ -120,6 +122,21 @@ def test_a_norm_of_another_kind_stays() -> None:
 )
 def test_key_heads_are_repeated_as_few_times_as_it_takes(key_heads: int, groups: int, size: int, copies: int) -> None:
     assert _repeats(key_heads, groups, size) == copies
+
+
+@pytest.mark.parametrize(("kind", "summed"), [("qwen3", 4), ("llama", 0)])
+def test_the_norms_of_heads_are_summed_by_the_plan(kind: str, summed: int, make_lm: MakeLM) -> None:
+    open_mesh()
+    assert len(cut_layers(make_lm(kind), init_device_mesh("cpu", (1,), mesh_dim_names=("tp",)))) == summed
+
+
+def test_a_norm_of_heads_that_the_plan_forgets_is_refused() -> None:
+    """Each rank would have a gradient of its own for it, and after a step a weight of its own."""
+    sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    lm = PhiForCausalLM(PhiConfig(vocab_size=9, num_hidden_layers=1, qk_layernorm=True, **sizes))  # type: ignore[no-untyped-call]
+    open_mesh()
+    with pytest.raises(ModelError, match=r"^tensor_model.* = 1: .* phi model .* gradient of model.layers.0.self_attn.q_layernorm"):
+        cut_layers(lm, init_device_mesh("cpu", (1,), mesh_dim_names=("tp",)))
 
 
 @pytest.mark.parametrize("window", [None, 4])
