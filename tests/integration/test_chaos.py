@@ -191,7 +191,8 @@ async def opened(chaos: Chaos, template: ChatTemplate, run: TrainRun) -> AsyncIt
 
     async with RealWorld() as world, TransferQueue() as queue:
         admission = Admission(batch_size=BATCH, max_staleness=1)
-        replay = ReplayBuffer(queue, admission, group_size=SESSIONS, config=run.replay, world=world)
+        # Each try of a step fails with a chance of a fifth: five in a row would come now and then.
+        replay = ReplayBuffer(queue, admission, group_size=SESSIONS, config=run.replay, world=world, max_tries=100)
         async with GroupRunner(queue, ScriptedEngine(answer), ChaosScorer(chaos), template, {}, run, world) as agents:
             agents._parts = replace(agents._parts, loop=ChaosLoop(chaos))
             try:
