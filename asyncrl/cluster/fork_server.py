@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from asyncrl.cluster import wire
 from asyncrl.cluster.rank_main import run
 
+OF_THE_CONTROLLER = (signal.SIGINT, signal.SIGTERM)
+"""A terminal sends them to all processes of a run, and the controller decides when ranks end."""
 END_TIMEOUT_S = 2.0
 """For the server to kill its ranks and end, after its control socket is closed; then it is killed."""
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from asyncrl.cluster.fork_server import serve; serve()"
@@ -39,7 +41,12 @@ class ForkServer:
         with theirs:
             command = [sys.executable, "-c", _CODE, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), *preload]
             quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}  # a rank that is killed makes others' sockets complain
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=quiet)
+            # Blocked until `serve` ignores them: importing takes seconds, in which Ctrl-C would end the server with a traceback.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_CONTROLLER)
+            try:
+                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=quiet)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._control = ours
         self._end = weakref.finalize(self, _end, ours, self._process)
 
@@ -70,8 +77,9 @@ def _end(control: socket.socket, process: "subprocess.Popen[bytes]") -> None:
 def serve() -> None:
     """The server's main. Ends the process when the controller is gone."""
     control = socket.socket(fileno=int(sys.argv[2]))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the controller decides when ranks end
+    for number in OF_THE_CONTROLLER:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_THE_CONTROLLER)
     for name in sys.argv[4:]:
         with contextlib.suppress(BaseException):  # a rank imports it again, and reports
             importlib.import_module(name)

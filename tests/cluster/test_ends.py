@@ -125,6 +125,17 @@ def test_ranks_ignore_what_is_meant_for_the_controller(make_group: Make) -> None
     assert group.call("total") == [3.0, 3.0]
 
 
+def test_ctrl_c_while_the_fork_server_imports_does_not_end_it(make_group: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    server = ForkServer([])
+    os.kill(server.pid, signal.SIGINT)
+    os.kill(server.pid, signal.SIGTERM)
+    try:
+        assert make_group(1, server=server).call("total") == [1.0]
+    finally:
+        server.close()
+    assert capfd.readouterr().err == ""
+
+
 def test_the_end_of_the_fork_server_ends_the_group(make_group: Make, wait_until_gone: Callable[[Iterable[int]], None]) -> None:
     server = ForkServer(["json"])
     group = make_group(2, server=server)
