@@ -42,7 +42,7 @@ test: $(READY) ## run the tests
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 endurance: $(READY) ## the long tests; 500 processes killed in the middle of their puts, 60 trainers at any moment
-	@$(BIN)/python -m pytest -q -m 'long and not ranks'
+	@$(BIN)/python -m pytest -q -m 'long and not ranks' -n $(WORKERS) --dist worksteal
 	@$(BIN)/python tests/endurance/kill_cycles.py --cycles 500
 	@$(BIN)/python tests/endurance/kill_training.py --kills 60 --seed $(SEED)
 
