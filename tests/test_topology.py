@@ -101,6 +101,11 @@ def test_a_run_says_its_topology() -> None:
     assert topology_of(in_process) == Topology()
 
 
+def test_a_run_with_adapters_and_tensor_parallel_is_refused_before_a_model_is_loaded() -> None:
+    with pytest.raises(ConfigError, match=r"lora_rank = 4 with actor.fsdp_config.tensor_model_parallel_size = 2: .* lora_rank = 0"):
+        _run(4, fsdp={"tensor_model_parallel_size": 2}, model={"path": "model", "lora_rank": 4})
+
+
 def test_a_run_whose_ranks_do_not_divide_names_keys_and_arithmetic() -> None:
     with pytest.raises(ConfigError) as caught:
         _run(4, fsdp={"ulysses_sequence_parallel_size": 3})

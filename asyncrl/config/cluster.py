@@ -34,8 +34,14 @@ def topology_of(run: "TrainRun") -> Topology:
 
 
 def check_cluster(run: "TrainRun") -> None:
-    """Raises ConfigError for a layout that does not divide, and for a budget that the longest trajectory does not fit."""
+    """Raises ConfigError for a layout that does not divide or cannot cut adapters, and for a budget that the longest trajectory does
+    not fit."""
     topology = topology_of(run)
+    if run.model.lora_rank and topology.tp > 1:
+        raise ConfigError(
+            f"model.lora_rank = {run.model.lora_rank} with {_KEYS['tp']} = {topology.tp}: tensor parallel does not cut adapters; "
+            "set lora_rank = 0, or cut by fsdp_size and ulysses_sequence_parallel_size instead"
+        )
     _check_budget(run, "actor.ppo_max_token_len_per_gpu", run.actor.ppo_max_token_len_per_gpu, topology.sp)
     if run.has_critic:
         _check_budget(run, "critic.ppo_max_token_len_per_gpu", run.critic.ppo_max_token_len_per_gpu, topology.sp)
