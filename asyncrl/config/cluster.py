@@ -34,8 +34,8 @@ def topology_of(run: "TrainRun") -> Topology:
 
 
 def check_cluster(run: "TrainRun") -> None:
-    """Raises ConfigError for a layout that does not divide or cannot cut adapters, and for a budget that the longest trajectory does
-    not fit."""
+    """Raises ConfigError for a layout that does not divide or that cannot cut adapters, and for a budget that the longest
+    trajectory does not fit."""
     topology = topology_of(run)
     if run.model.lora_rank and topology.tp > 1:
         raise ConfigError(
