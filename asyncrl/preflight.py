@@ -199,11 +199,12 @@ def _rank_lines(run: TrainRun) -> list[str]:
     trajectories = run.mini_batch_groups * run.rollout.n
     copies = f", in {topology.replicas} copies" if topology.replicas > 1 else ""
     longest = run.data.max_prompt_length + run.data.max_response_length
+    processes = "1 process" if topology.world == 1 else f"{topology.world} processes"
+    cut = "whole on each rank" if topology.shards == 1 else f"cut over {topology.shards} ranks"
     return [
-        f"ranks               {topology.world} processes, trainer.num_threads = {run.trainer.num_threads} in each",
+        f"ranks               {processes}, trainer.num_threads = {run.trainer.num_threads} in each",
         f"data parallel size  ranks / (tensor x sequence) = {topology.world} / ({topology.tp} x {topology.sp}) = {topology.dp}",
-        f"weights             cut over {topology.shards} ranks{copies}"
-        + (f", and by {topology.tp} (tensor)" if topology.tp > 1 else ""),
+        f"weights             {cut}{copies}" + (f", and by {topology.tp} (tensor)" if topology.tp > 1 else ""),
         f"a rank's part       {trajectories} / {topology.dp} = {trajectories / topology.dp:g} trajectories of a mini-batch",
         f"a micro-batch       {budget} x {topology.sp} = {budget * topology.sp} tokens at most; a trajectory has up to {longest}",
     ]

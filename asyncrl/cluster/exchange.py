@@ -21,6 +21,7 @@ from asyncrl.errors import RankDiedError, RankHungError
 
 CODE_TIMEOUT_S = 5.0
 """For the exit code of a rank whose socket is closed: the server reaps it within milliseconds, unless it is gone itself."""
+NEXT = "go on from the last checkpoint with --resume, or start the run again if it had not begun"
 SHOWN = 8
 """Ranks that a message shows, the ones that are behind first."""
 
@@ -98,7 +99,7 @@ def died(member: Member, what: str, team: Team, now: float) -> str:
     """Words for the end of a rank."""
     return (
         f"rank {member.rank} of {len(team.members)} (pid {member.pid}) {_end_of(member)} during {what}; "
-        f"its last beat was {_shown(team.board.read(member.rank), now)}; go on from the last checkpoint with --resume"
+        f"its last beat was {_shown(team.board.read(member.rank), now)}; {NEXT}"
     )
 
 
@@ -127,7 +128,7 @@ def hung(what: str, team: Team, answered: set[int], timeout_s: float, now: float
     return (
         f"no rank gave a sign of life for cluster.rank_timeout_s = {timeout_s:g} s during {what}; rank {behind.rank} is {state}: "
         f"{'; '.join(lines)}; their stacks are on stderr; "
-        "go on from the last checkpoint with --resume, or raise the key if a step takes that long"
+        f"raise the key if a step takes that long; {NEXT}"
     )
 
 

@@ -54,6 +54,7 @@ class TopologyRow(msgspec.Struct, frozen=True, kw_only=True):
     tp: int
     pp: int
     cp: int
+    replicas: int = 1
     dynamic_cp: bool = False
     backend: str = "fsdp"
 

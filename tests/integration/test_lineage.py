@@ -138,7 +138,7 @@ def check_line(line: dict[str, Json], batch: KVBatchMeta, columns: TensorDict) -
         assert line[name] == [batch.tags[row][name] for row in rows]
     versions = [rows_of(columns["token_versions"])[row][masks[row]] for row in rows]
     assert line["min_global_steps"] == [int(sampled.min()) for sampled in versions] == [line["version"]] * 2
-    assert line["topology"]["actor"] == dict.fromkeys(("world", "dp", "sp", "tp", "pp", "cp"), 1) | {
+    assert line["topology"]["actor"] == dict.fromkeys(("world", "dp", "sp", "tp", "pp", "cp", "replicas"), 1) | {
         "dynamic_cp": False,
         "backend": "fsdp",
     }
