@@ -31,7 +31,7 @@ from asyncrl.errors import AlgorithmError
 from asyncrl.ports import Shards, Topology
 from asyncrl.protocol.mini_batches import numbered
 from asyncrl.protocol.ragged import rows_of
-from asyncrl.training.learner import Learner, Snapshot
+from asyncrl.training.learner import Learner
 from asyncrl.training.lora import adapters_off, to_publish
 from asyncrl.training.mesh import Mesh, open_mesh
 from asyncrl.training.metrics import Metrics
@@ -39,7 +39,7 @@ from asyncrl.training.microbatch import Budget
 from asyncrl.training.mini_batch import Tally, mini_batch_weights, passes, shares_of
 from asyncrl.training.model import build_policy
 from asyncrl.training.preparation import ActorRows, Prepared, prepare
-from asyncrl.training.publication import gather
+from asyncrl.training.publication import Snapshot, gather
 from asyncrl.training.scoring import Rows, budget_of, joining_batch, of_all_ranks, score_responses, score_tokens
 
 

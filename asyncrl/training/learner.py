@@ -1,6 +1,6 @@
 """Learner: a sharded model, its optimizer and its schedule. Actor, critic and warm start put their losses on top of it.
 
-Invariants: a gradient that is not finite never reaches the weights; a snapshot shares no memory with the live weights.
+Invariants: a gradient that is not finite never reaches the weights.
 """
 
 import logging
@@ -15,7 +15,7 @@ from torch import nn
 from asyncrl.config import OptimConfig
 from asyncrl.errors import ConfigError, NonFiniteGradientError
 from asyncrl.training.gradients import groups_by_mesh, scale, sum_over, total_norm
-from asyncrl.training.mesh import Mesh, all_sum, full_copy
+from asyncrl.training.mesh import Mesh, all_sum
 from asyncrl.training.model import Wrapper
 from asyncrl.training.optim import learning_rate
 from asyncrl.training.sharding import free_gathered, units_of
@@ -23,14 +23,6 @@ from asyncrl.training.sharding import free_gathered, units_of
 log = logging.getLogger(__name__)
 
 Module = TypeVar("Module", bound=Wrapper)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Weights after an update, by Hugging Face parameter name, in memory that nobody writes to. Tied weights stand once."""
-
-    version: int
-    tensors: Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +116,6 @@ class Learner(Generic[Module]):
             raise NonFiniteGradientError(
                 f"{self._skipped_in_a_row} updates in a row were not finite (gradient norm {norm}); the last: {suspects}"
             )
-
-    def snapshot(self, version: int) -> Snapshot:
-        """A copy of the weights, labelled `version`. A collective over the mesh."""
-        return Snapshot(version=version, tensors={name: full_copy(tensor) for name, tensor in self.parameters.items()})
 
     def counters(self) -> dict[str, int]:
         """What a checkpoint needs besides weights, moments and torch's generator."""

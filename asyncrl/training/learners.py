@@ -29,10 +29,9 @@ from asyncrl.training.critic import Critic
 from asyncrl.training.dcp import on_rank_0, read_shards, shapes_in
 from asyncrl.training.disk import Disk
 from asyncrl.training.export import AnyLearner, export_policy, write_model
-from asyncrl.training.learner import Snapshot
 from asyncrl.training.lora import Published
 from asyncrl.training.mesh import Mesh, gathered, open_mesh
-from asyncrl.training.publication import gather
+from asyncrl.training.publication import Snapshot, gather
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

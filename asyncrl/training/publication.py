@@ -7,12 +7,21 @@ weight while another is on its way to an engine could wait for ever: ranks that 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from asyncrl.cluster import beat
 from asyncrl.training.lora import Published
 from asyncrl.training.mesh import Mesh, gathered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Weights after an update, by Hugging Face parameter name, in memory that nobody writes to. Tied weights stand once."""
+
+    version: int
+    tensors: Mapping[str, torch.Tensor]
 
 
 def gather(

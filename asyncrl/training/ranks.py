@@ -21,7 +21,7 @@ from asyncrl.ports import Shards, Topology
 from asyncrl.protocol.ragged import from_values
 from asyncrl.training.checkpoint import Counters
 from asyncrl.training.columns import flat_columns, offsets_in
-from asyncrl.training.learner import Snapshot
+from asyncrl.training.publication import Snapshot
 from asyncrl.training.rank import TARGET, Shapes, SharedBatch
 
 

@@ -18,6 +18,7 @@ from asyncrl.protocol.ragged import from_values, ragged, rows_of, values_of
 from asyncrl.training.critic import Critic
 from asyncrl.training.disk import Disk
 from asyncrl.training.export import write_model
+from asyncrl.training.mesh import full_copy
 
 LENGTHS = [(3, 5), (3, 9), (6, 4), (6, 12), (2, 7), (2, 3), (5, 5), (5, 1)]
 UIDS = ["a", "a", "b", "b", "c", "c", "d", "d"]
@@ -37,8 +38,12 @@ def _run(make_run: MakeRun, folder: Path, *, actor: dict[str, Any] | None = None
     return make_run(folder, **sections)
 
 
+def _tensors(critic: Critic) -> dict[str, torch.Tensor]:
+    return {name: full_copy(tensor) for name, tensor in critic.learner.parameters.items()}
+
+
 def _weights(critic: Critic) -> torch.Tensor:
-    return torch.cat([tensor.flatten() for tensor in critic.learner.snapshot(0).tensors.values()])
+    return torch.cat([tensor.flatten() for tensor in _tensors(critic).values()])
 
 
 @pytest.fixture
@@ -62,8 +67,7 @@ def _taught(run: TrainRun, batch: TensorDict) -> Critic:
 
 def _plain(critic: Critic, folder: Path) -> Any:
     """The library's own model with the critic's weights."""
-    learner = critic.learner
-    write_model(folder, learner.snapshot(0).tensors, learner.module.config_json(), disk=Disk())
+    write_model(folder, _tensors(critic), critic.learner.module.config_json(), disk=Disk())
     return AutoModelForTokenClassification.from_pretrained(folder)
 
 
@@ -127,8 +131,8 @@ def test_a_token_that_the_critic_does_not_know_is_told(make_model: MakeModel, ma
 def test_the_critic_starts_from_its_own_model_and_names_it(make_model: MakeModel, make_run: MakeRun, tmp_path: Path) -> None:
     folder, other = make_model(), make_model(seed=1)
     name = "model.embed_tokens.weight"
-    own = Critic(_run(make_run, folder)).learner.snapshot(0).tensors[name]
-    others = Critic(_run(make_run, folder, model_path=str(other))).learner.snapshot(0).tensors[name]
+    own = full_copy(Critic(_run(make_run, folder)).learner.parameters[name])
+    others = full_copy(Critic(_run(make_run, folder, model_path=str(other))).learner.parameters[name])
     assert not torch.equal(own, others)
     with pytest.raises(ModelError, match=r"^critic\.model_path = '.*/absent' is no model directory"):
         Critic(_run(make_run, folder, model_path=str(tmp_path / "absent")))
@@ -140,7 +144,7 @@ def test_the_head_of_a_bfloat16_model_is_float32(make_model: MakeModel, make_run
     sections: dict[str, Any] = {"model": {"path": str(make_model()), "dtype": "bfloat16"}, "algorithm": {"adv_estimator": "gae"}}
     critic = Critic(make_run(make_model(), **sections, critic={"optim": {"lr": 1e-5}}))
     critic.update(batch, UIDS)
-    state = critic.learner.snapshot(0).tensors
+    state = _tensors(critic)
     assert {name for name, tensor in state.items() if tensor.dtype == torch.float32} == {"score.weight", "score.bias"}
     assert float(state["score.weight"].abs().max()) == pytest.approx(1e-5, rel=1e-3)
     assert critic.values(batch).dtype == torch.float32
