@@ -4,13 +4,15 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup train test endurance ranks hunt simulation proofs presets ci lint format types bench docs
+.PHONY: help setup setup-vllm train test endurance ranks vllm hunt simulation proofs presets ci lint format types bench docs
 
 # The first Python of at least 3.11; set PYTHON to choose another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
 BIN := .venv/bin
 READY := .venv/.ready
+VLLM_BIN := .venv-vllm/bin
+VLLM_READY := .venv-vllm/.ready
 SEED ?= 1
 SEEDS ?= 0..999
 # Processes that run the tests: two share a machine's cores well, and more would make waits with deadlines late.
@@ -24,7 +26,7 @@ export HF_HUB_OFFLINE := 1
 export OMP_NUM_THREADS ?= 1
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):[^#]*## /\1 \t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1 \t/p' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv with everything pinned in constraints.txt
 
@@ -33,6 +35,17 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setup: installing into .venv with $(PYTHON) (a minute or two; torch is most of it)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup-vllm: $(VLLM_READY) ## make .venv-vllm: the same, and vLLM's CPU build
+
+# No resolver: see constraints-vllm.txt.
+$(VLLM_READY): pyproject.toml constraints.txt constraints-vllm.txt
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; set PYTHON=/path/to/python3" >&2; exit 2; }
+	@echo "setup-vllm: installing vLLM's CPU build into .venv-vllm with $(PYTHON) (two minutes, 3 GB)"
+	@$(PYTHON) -m venv .venv-vllm
+	@$(VLLM_BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r constraints.txt -r constraints-vllm.txt
+	@$(VLLM_BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 train: $(READY) ## the quick start: data, warm start, reinforcement learning (SEED=1)
@@ -49,6 +62,9 @@ endurance: $(READY) ## the long tests; 500 processes killed in the middle of the
 ranks: $(READY) ## tests of many rank processes; 20 trainers on two ranks, of which one is killed or stopped
 	@$(BIN)/python -m pytest -q -m ranks
 	@$(BIN)/python tests/endurance/kill_ranks.py --kills 20 --seed $(SEED)
+
+vllm: $(VLLM_READY) ## tests against the real vLLM, embedded and as a server, in .venv-vllm
+	@$(VLLM_BIN)/python -m pytest -q -m vllm -o asyncio_default_test_loop_scope=session
 
 hunt: $(READY) ## simulated runs with all faults, until one shows a violation (SEEDS=0..999)
 	@$(BIN)/asyncrl simulate configs/sim/reference.toml --seeds $(SEEDS) --faults all
