@@ -1,0 +1,1 @@
+"""Several engines as one: routing, watching, bringing back, and new weights to all of them."""

@@ -1,0 +1,1 @@
+"""New weights on their way to a vLLM: by shared memory, by NCCL, or as a directory of safetensors."""

@@ -1,0 +1,1 @@
+"""vLLM as an engine: its AsyncLLM in this process, its workers beside."""
