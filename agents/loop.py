@@ -150,6 +150,7 @@ class SessionContext:
             prompt_ids=builder.context_ids,
             sampling=replace(self.sampling, max_tokens=max_tokens, stop_token_ids=stop_token_ids, stop_strings=stop_strings),
             seed=self.world.seed(*parts, *(("position", position) if position else ())),
+            session=f"{prompt.uid}_{self.session_id}",
         )
         self.live.turn = turn
         with self.span.span(SpanKind.TURN, f"turn {turn}") as span, self.live.at("generate"):

@@ -45,6 +45,9 @@ class GenerateRequest:
     prompt_ids: Sequence[int]
     sampling: SamplingParams
     seed: int
+    session: str = ""
+    """Requests of one session share the beginning of their prompts: a router keeps them on one engine, which has it in its cache.
+    Empty: of none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,11 @@ class RolloutEngine(Protocol):
     @property
     def context_len(self) -> int:
         """Tokens of prompt plus answer that fit at most."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why no request is served any more, for good: it died, or was closed. None while it serves."""
         ...
 
     @property

@@ -50,6 +50,11 @@ class ScriptedEngine:
         return self._context_len
 
     @property
+    def failure(self) -> str | None:
+        """It cannot die."""
+        return None
+
+    @property
     def beats(self) -> int:
         """Answers so far."""
         return self._beats

@@ -89,6 +89,10 @@ class TorchEngine:
         return self._context_len
 
     @property
+    def failure(self) -> str | None:
+        return None if self._failure is None else str(_engine_error(self._failure))
+
+    @property
     def beats(self) -> int:
         """Forwards so far."""
         return self._scheduler.beats

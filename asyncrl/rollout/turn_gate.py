@@ -49,6 +49,10 @@ class TurnGate:
         return self._engine.context_len
 
     @property
+    def failure(self) -> str | None:
+        return self._engine.failure
+
+    @property
     def beats(self) -> int:
         """Those of the engine. A swap of weights has a deadline of its own and no steps: each look during it hears a beat, and so
         does the first one after it, for the calls at the gate have missed nothing."""

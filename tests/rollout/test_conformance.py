@@ -271,6 +271,7 @@ async def test_death_reaches_everyone(model_kit: Kit, request_of: MakeRequest) -
     async with model_kit.make(max_num_seqs=2, context_len=512) as engine:
         tasks = [asyncio.create_task(engine.generate(request_of(seed=seed, max_tokens=500))) for seed in range(4)]
         await asyncio.sleep(0)
+        assert engine.failure is None
         model_kit.kill(engine)
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(result, EngineError)
@@ -278,6 +279,7 @@ async def test_death_reaches_everyone(model_kit: Kit, request_of: MakeRequest) -
         for call in (engine.generate(request_of()), engine.publish(1, model_kit.snapshot(1)), engine.pause(), engine.resume()):
             with pytest.raises(EngineError, match="out of luck"):
                 await call
+        assert "out of luck" in str(engine.failure)
 
 
 async def test_closing_fails_what_is_in_flight(kit: Kit, request_of: MakeRequest) -> None:
@@ -287,6 +289,7 @@ async def test_closing_fails_what_is_in_flight(kit: Kit, request_of: MakeRequest
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(result, EngineError)
         assert "closed" in str(result)
+    assert "closed" in str(engine.failure)
     with pytest.raises(EngineError, match="closed"):
         await engine.generate(request_of())
 

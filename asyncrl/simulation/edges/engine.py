@@ -53,6 +53,10 @@ class SimEngines:
         self._controller_until = 0.0
 
     @property
+    def failure(self) -> str | None:
+        return self._why_closed or None
+
+    @property
     def beats(self) -> int:
         return int(sum(engine.beats for engine in self._engines))
 
