@@ -221,6 +221,9 @@ HELD_OUT: Tree = {"data__val_files": "held_out.jsonl"}
 DAPO: Tree = {"reward__manager": "dapo", "reward__overlong_buffer_len": 100}
 LIMITED: Tree = {"reward__manager": "rate_limited", "reward__limits__max_tpm": 9000}
 JUDGE: Tree = {"reward__manager": "judge", "reward__judge__base_url": "http://localhost/v1", "reward__judge__model": "m"}
+VLLM: Tree = {"rollout__name": "vllm"}
+SERVERS: Tree = {"rollout__name": "openai", "rollout__openai__base_urls": ["http://localhost:8000", "http://127.0.0.1:8001"]}
+FILES: Tree = {**SERVERS, "rollout__weight_transfer": "directory", "rollout__openai__weights_dir": "weights"}
 # switch -> settings under which it holds, and those under which its keys have an effect
 SWITCHES: dict[str, tuple[Tree, Tree]] = {
     "actor.use_kl_loss is false": ({}, {"actor__use_kl_loss": True}),
@@ -230,6 +233,12 @@ SWITCHES: dict[str, tuple[Tree, Tree]] = {
     'replay.failed_groups is "abort"': ({"replay__failed_groups": "abort"}, {"replay__failed_groups": "train_partial"}),
     'cluster.kind is "process"': ({}, {"cluster__kind": "local"}),
     "model.lora_rank is 0": ({}, {"model__lora_rank": 4}),
+    'rollout.name is not "vllm"': (SERVERS, VLLM),
+    'rollout.name is not "openai"': (VLLM, FILES),
+    'rollout.name is "torch"': ({}, VLLM),
+    'rollout.name is "openai", whose engines are rollout.openai.base_urls': (SERVERS, {}),
+    "the only engine is in this process (rollout.name, rollout.num_engines)": ({}, {"rollout__num_engines": 2}),
+    'rollout.weight_transfer is not "directory"': (SERVERS, FILES),
     'algorithm.adv_estimator is not "gae"': (
         {},
         {"algorithm__adv_estimator": "gae", "critic__optim__lr_scheduler_type": "cosine"},
@@ -313,6 +322,90 @@ def test_every_switch_names_keys_that_exist() -> None:
     assert {switch.reason for switch in idle_keys.SWITCHES} == set(SWITCHES)
 
 
+# --- engines ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {**VLLM, "rollout__deterministic": True},
+            'rollout.name = "vllm" with rollout.deterministic = true: only the engine "torch" makes rows independent of each other',
+        ),
+        (
+            {**VLLM, "model__lora_rank": 4, "model__lora_publish": "adapter"},
+            'rollout.name = "vllm" with model.lora_publish = "adapter": it takes whole weights; set lora_publish = "merged"',
+        ),
+        (
+            {**SERVERS, "model__dtype": "float64"},
+            'rollout.name = "openai" with model.dtype = "float64": it computes in float32 or bfloat16',
+        ),
+        (
+            {"rollout__num_engines": 2, "rollout__slow_after_s": 300},
+            "rollout.slow_after_s = 300 is not less than half of rollout.request_timeout_s = 600, at which an engine is started anew",
+        ),
+        (
+            {**VLLM, "rollout__num_engines": 2, "rollout__vllm__devices": "0"},
+            "rollout.vllm.devices = ['0'] has 1 entries, and rollout.num_engines is 2: give one entry an engine",
+        ),
+        (
+            {**VLLM, "rollout__vllm__devices": ["0,1"]},
+            "rollout.vllm.devices: '0,1' names 2 devices, and rollout.vllm.tensor_parallel_size is 1",
+        ),
+        (
+            {**VLLM, "rollout__vllm__devices": ["0,"], "rollout__vllm__tensor_parallel_size": 2},
+            "rollout.vllm.devices: '0,' names 1 devices, and rollout.vllm.tensor_parallel_size is 2",
+        ),
+        (
+            {"rollout__name": "openai"},
+            'rollout.name = "openai" needs rollout.openai.base_urls, such as ["http://localhost:8000"]',
+        ),
+        (
+            {"rollout__name": "openai", "rollout__openai__base_urls": "localhost:8000"},
+            "rollout.openai.base_urls: 'localhost:8000' is not an address such as http://localhost:8000",
+        ),
+        (
+            {"rollout__name": "openai", "rollout__openai__base_urls": ["http://a:1", "http://a:1"]},
+            "rollout.openai.base_urls = ['http://a:1', 'http://a:1'] names a server twice",
+        ),
+        (
+            {**SERVERS, **HELD_OUT, "eval__where": "snapshot"},
+            'eval.where = "snapshot" needs a second engine, and rollout.name = "openai" starts none; set eval.where = "between"',
+        ),
+        (
+            {**SERVERS, "rollout__openai__base_urls": "http://10.0.0.7:8000"},
+            'rollout.weight_transfer = "directory" to servers needs rollout.openai.weights_dir: a folder that they reach under the '
+            "same path",
+        ),
+        (
+            {**SERVERS, "rollout__openai__base_urls": "http://10.0.0.7:8000", "rollout__weight_transfer": "shm"},
+            'rollout.weight_transfer = "shm" does not reach http://10.0.0.7:8000, which is another machine; use "directory"',
+        ),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused(settings: Tree, message: str) -> None:
+    assert refusal(tree(**settings)) == message
+
+
+def test_the_layout_of_engines_follows_from_the_keys() -> None:
+    one, two = parse_run(TrainRun, tree()).rollout, parse_run(TrainRun, tree(rollout__num_engines=2)).rollout
+    assert (one.has_pool, one.count, two.has_pool, two.count) == (False, 1, True, 2)
+    embedded = parse_run(TrainRun, tree(**VLLM)).rollout
+    assert (embedded.has_pool, embedded.count, embedded.transfer, embedded.hung_after_s) == (True, 1, "shm", 300.0)
+    servers = parse_run(TrainRun, tree(**SERVERS)).rollout
+    assert (servers.has_pool, servers.count, servers.transfer) == (True, 2, "shm")
+    far = {**SERVERS, "rollout__openai__base_urls": "http://[fe80::1]:8000", "rollout__openai__weights_dir": "shared"}
+    assert parse_run(TrainRun, tree(**far)).rollout.transfer == "directory"
+    nccl = parse_run(TrainRun, tree(**VLLM, rollout__weight_transfer="nccl")).rollout
+    assert nccl.transfer == "nccl"
+
+
+def test_free_arguments_of_an_engine_are_taken_as_they_are() -> None:
+    free = {"quantization": "fp8", "compilation_config": {"level": 3}, "max_num_batched_tokens": 4096}
+    run = parse_run(TrainRun, tree(**VLLM, rollout__vllm__engine_args=free))
+    assert run.rollout.vllm.engine_args == free
+
+
 # --- overrides --------------------------------------------------------------------------------------------------------------------
 
 
@@ -381,7 +474,7 @@ def test_an_override_below_a_value_and_of_an_unknown_key_are_refused(run_file: P
 def test_every_key_has_help(kind: type[BaseModel]) -> None:
     keys = dict(keys_of(kind))
     assert [key for key, entry in keys.items() if not entry.description] == []
-    assert len(keys) <= 180
+    assert len(keys) <= 200
 
 
 def test_leaves() -> None:

@@ -3,8 +3,8 @@
 sections    every key, its default and its help        runs         the sections of a run, rules and sums across keys
 learning    the same of [algorithm], [actor], [critic] loading      TOML and overrides to a run, and back
 rewards     the same of [reward]                       algorithms   what each estimator and loss reads
-idle_keys   keys without effect are errors too         cluster      how the ranks are cut, and token budgets
-keys        walks over declared and given keys
+rollout     the same of [rollout]                      cluster      how the ranks are cut, and token budgets
+idle_keys   keys without effect are errors too         keys         walks over declared and given keys
 """
 
 from asyncrl.config.cluster import topology_of
@@ -12,6 +12,7 @@ from asyncrl.config.keys import keys_of
 from asyncrl.config.learning import ActorConfig, AlgorithmConfig, FSDPConfig
 from asyncrl.config.loading import load_run, parse_run, to_toml
 from asyncrl.config.rewards import JudgeConfig, LimitsConfig, RewardConfig
+from asyncrl.config.rollout import OpenAIConfig, RolloutConfig, VLLMConfig
 from asyncrl.config.runs import SFTRun, TrainRun
 from asyncrl.config.sections import (
     AgentConfig,
@@ -22,7 +23,6 @@ from asyncrl.config.sections import (
     ModelConfig,
     OptimConfig,
     ReplayConfig,
-    RolloutConfig,
     Section,
     SFTConfig,
     TrainerConfig,
@@ -45,6 +45,7 @@ __all__ = [
     "EvalConfig",
     "FSDPConfig",
     "ModelConfig",
+    "OpenAIConfig",
     "OptimConfig",
     "ReplayConfig",
     "JudgeConfig",
@@ -54,4 +55,5 @@ __all__ = [
     "Section",
     "SFTConfig",
     "TrainerConfig",
+    "VLLMConfig",
 ]

@@ -9,6 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 from asyncrl.config.algorithms import idle_algorithm_keys
 from asyncrl.config.keys import leaves
 from asyncrl.config.rewards import JudgeConfig, LimitsConfig
+from asyncrl.config.rollout import OpenAIConfig, VLLMConfig
 from asyncrl.config.runs import SFTRun, TrainRun
 from asyncrl.config.simulation import Scenario
 from asyncrl.errors import ConfigError
@@ -25,9 +26,14 @@ class Switch(NamedTuple, Generic[Run]):
     keys: str
 
 
-LIMITS, JUDGE = (
-    " ".join(f"reward.{section}.{key}" for key in kind.model_fields)
-    for section, kind in (("limits", LimitsConfig), ("judge", JudgeConfig))
+LIMITS, JUDGE, VLLM, OPENAI = (
+    " ".join(f"{section}.{key}" for key in kind.model_fields)
+    for section, kind in (
+        ("reward.limits", LimitsConfig),
+        ("reward.judge", JudgeConfig),
+        ("rollout.vllm", VLLMConfig),
+        ("rollout.openai", OpenAIConfig),
+    )
 )
 
 
@@ -102,6 +108,24 @@ SWITCHES: tuple[Switch[TrainRun], ...] = (
         " actor.fsdp_config.tensor_model_parallel_size actor.fsdp_config.reshard_after_forward",
     ),
     Switch("model.lora_rank is 0", lambda run: not run.model.lora_rank, "model.lora_alpha model.target_modules model.lora_publish"),
+    Switch('rollout.name is not "vllm"', lambda run: run.rollout.name != "vllm", VLLM),
+    Switch('rollout.name is not "openai"', lambda run: run.rollout.name != "openai", OPENAI),
+    Switch('rollout.name is "torch"', lambda run: run.rollout.name == "torch", "rollout.weight_transfer"),
+    Switch(
+        'rollout.name is "openai", whose engines are rollout.openai.base_urls',
+        lambda run: run.rollout.name == "openai",
+        "rollout.num_engines",
+    ),
+    Switch(
+        "the only engine is in this process (rollout.name, rollout.num_engines)",
+        lambda run: not run.rollout.has_pool,
+        "rollout.start_timeout_s rollout.slow_after_s rollout.max_restarts",
+    ),
+    Switch(
+        'rollout.weight_transfer is not "directory"',
+        lambda run: run.rollout.transfer != "directory",
+        "rollout.openai.weights_dir",
+    ),
     Switch(
         'algorithm.adv_estimator is not "gae"',
         lambda run: not run.has_critic,
@@ -186,6 +210,11 @@ SCENARIO_SWITCHES: tuple[Switch[Scenario], ...] = (
         "sim.prompts.val_count is 0",
         lambda run: not run.sim.prompts.val_count,
         "trainer.test_freq trainer.val_before_train eval.sampled eval.greedy eval.n eval.where eval.timeout_s sim.faults.eval_hang",
+    ),
+    Switch(
+        "a scenario's engines are sim.engine",
+        lambda run: True,
+        f"rollout.name rollout.num_engines rollout.weight_transfer {VLLM} {OPENAI}",
     ),
     Switch(
         "a scenario has no model",

@@ -8,6 +8,7 @@ from asyncrl.config.algorithms import TOKEN_BASELINES, check_algorithms, reinfor
 from asyncrl.config.cluster import check_cluster
 from asyncrl.config.learning import ActorConfig, AlgorithmConfig, CriticConfig, RolloutCorrectionConfig
 from asyncrl.config.rewards import RewardConfig, check_reward
+from asyncrl.config.rollout import RolloutConfig, check_rollout
 from asyncrl.config.sections import (
     AgentConfig,
     ClusterConfig,
@@ -15,7 +16,6 @@ from asyncrl.config.sections import (
     EvalConfig,
     ModelConfig,
     ReplayConfig,
-    RolloutConfig,
     Section,
     SFTAgentConfig,
     SFTConfig,
@@ -53,6 +53,7 @@ class TrainRun(Section):
         check_reward(self.reward, max_response_length=self.data.max_response_length, components=self.algorithm.gdpo_reward_keys)
         _check_penalty(self)
         check_cluster(self)
+        check_rollout(self)
         return self
 
     @property

@@ -116,33 +116,6 @@ class ClusterConfig(Section):
     """Seconds without a sign of life of any rank after which the run ends with an error that says what each was doing."""
 
 
-class RolloutConfig(Section):
-    """How trajectories are generated."""
-
-    name: Literal["torch"] = "torch"
-    """Engine: `torch` is embedded in this process."""
-    n: Positive = 8
-    """Sessions a prompt (the group's size)."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Sampling temperature during training."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling. 1: off."""
-    top_k: Count = 0
-    """Sample among the k likeliest tokens. 0: off."""
-    max_num_seqs: Positive = 64
-    """Rows that decode together (slots of the engine's cache)."""
-    max_model_len: Count = 0
-    """Tokens of prompt plus response that a slot holds. 0: max_prompt_length + max_response_length."""
-    deterministic: bool = False
-    """Make a session's tokens independent of its neighbours: full-width decode steps, one prompt a prefill. Costs speed."""
-    request_timeout_s: Seconds = 600.0
-    """Seconds without a step of the engine after which a generate call fails its session. While it works, only agent.timeout_s."""
-    publish_timeout_s: Seconds = 60.0
-    """Seconds for the engine to take new weights. With in_flight_updates = false also the longest wait for calls in flight."""
-    in_flight_updates: bool = True
-    """New weights reach running generate calls at the next token. False: they wait for the calls, and new calls wait for them."""
-
-
 class AgentConfig(Section):
     """What a session is."""
 

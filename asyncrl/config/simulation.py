@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from asyncrl.config.distribution import Distribution, NonNegative, constant
 from asyncrl.config.learning import ActorConfig, AlgorithmConfig
 from asyncrl.config.rewards import RewardConfig
+from asyncrl.config.rollout import RolloutConfig
 from asyncrl.config.runs import TrainRun
 from asyncrl.config.sections import (
     MOST,
@@ -19,7 +20,6 @@ from asyncrl.config.sections import (
     EvalConfig,
     Positive,
     ReplayConfig,
-    RolloutConfig,
     Section,
     Share,
     StoreConfig,

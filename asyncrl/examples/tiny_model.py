@@ -1,4 +1,4 @@
-"""The quick start's policy: a Llama of 180 thousand random weights, and a tokenizer trained on the demonstrator's transcripts.
+"""The quick start's policy: a Llama of 230 thousand random weights, and a tokenizer trained on the demonstrator's transcripts.
 
 problems, demonstrator -> [tiny_model] -> a Hugging Face directory -> sft. Nothing is downloaded. The tokenizer is a byte-level BPE:
 digits, signs and the question mark stand alone (so that operands are copied digit by digit and no merge crosses them), everything
@@ -90,6 +90,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCau
                 num_hidden_layers=3,
                 num_attention_heads=4,
                 num_key_value_heads=4,
+                head_dim=32,  # the smallest that vLLM's CPU build can serve
                 max_position_embeddings=CONTEXT_LEN,
                 tie_word_embeddings=True,
                 pad_token_id=_token_id(tokenizer, PAD),
