@@ -342,7 +342,8 @@ def test_every_switch_names_keys_that_exist() -> None:
         ),
         (
             {"rollout__num_engines": 2, "rollout__slow_after_s": 300},
-            "rollout.slow_after_s = 300 is not less than half of rollout.request_timeout_s = 600, at which an engine is started anew",
+            "rollout.slow_after_s = 300 is not less than half of rollout.request_timeout_s = 600, at which an engine is started "
+            "anew",
         ),
         (
             {**VLLM, "rollout__num_engines": 2, "rollout__vllm__devices": "0"},
