@@ -363,10 +363,28 @@ def test_every_switch_names_keys_that_exist() -> None:
         ),
         (
             {"rollout__name": "openai", "rollout__openai__base_urls": "localhost:8000"},
-            "rollout.openai.base_urls: 'localhost:8000' is not an address such as http://localhost:8000",
+            "rollout.openai.base_urls.0: 'localhost:8000' is no address of the form http://host:port",
         ),
         (
-            {"rollout__name": "openai", "rollout__openai__base_urls": ["http://a:1", "http://a:1"]},
+            {"rollout__name": "openai", "rollout__openai__base_urls": "http://a:8000/v1/"},
+            "rollout.openai.base_urls.0: 'http://a:8000/v1': leave out /v1, which is added to it where it belongs",
+        ),
+        (
+            {"rollout__name": "openai", "rollout__openai__base_urls": ["http://a:1", ""]},
+            "rollout.openai.base_urls.1: an address is empty; give one of the form http://host:port",
+        ),
+        (
+            {"rollout__name": "openai", "rollout__openai__base_urls": "http://me:secret@a:1"},
+            "rollout.openai.base_urls.0: give scheme, host, port and path alone; a key goes into the variable that "
+            "api_key_env names",
+        ),
+        (
+            {**SERVERS, "rollout__openai__api_key_env": "sk-1234"},
+            "rollout.openai.api_key_env: give the name of an environment variable, such as JUDGE_API_KEY; the key itself is its "
+            "value",
+        ),
+        (
+            {"rollout__name": "openai", "rollout__openai__base_urls": ["http://a:1", "http://a:1/"]},
             "rollout.openai.base_urls = ['http://a:1', 'http://a:1'] names a server twice",
         ),
         (

@@ -5,6 +5,7 @@ learning    the same of [algorithm], [actor], [critic] loading      TOML and ove
 rewards     the same of [reward]                       algorithms   what each estimator and loss reads
 rollout     the same of [rollout]                      cluster      how the ranks are cut, and token budgets
 idle_keys   keys without effect are errors too         keys         walks over declared and given keys
+addresses   of endpoints, without secrets
 """
 
 from asyncrl.config.cluster import topology_of

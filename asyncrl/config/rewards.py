@@ -1,36 +1,19 @@
 """The section [reward]: every key of it, and what must hold between them. Loads neither aiohttp nor a reward function."""
 
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
+from asyncrl.config.addresses import Variable, plain_url
 from asyncrl.config.sections import Count, Positive, Seconds, Section, Threads
 from asyncrl.errors import ConfigError
 
 
-def _plain_url(url: str) -> str:
-    """Raises ConfigError for what is no http(s) address, and for one that may hold a secret: configurations are kept and shown."""
-    if any(mark in url for mark in "@?#"):
-        raise ConfigError("give scheme, host, port and path alone; a key goes into the variable that api_key_env names")
-    try:
-        parts = urlsplit(url)
-        is_plain = not url or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
-        is_plain = is_plain and url.isprintable() and " " not in url
-    except ValueError:  # a port that is no number
-        is_plain = False
-    if not is_plain:
-        raise ConfigError(f"{url!r} is no address of the form http://host:port/v1")
+def _chat_url(url: str) -> str:
+    """Raises ConfigError, as `plain_url`."""
     if url.rstrip("/").endswith("/chat/completions"):
         raise ConfigError(f"{url!r}: leave out /chat/completions, which is added to it")
-    return url.rstrip("/")
-
-
-def _variable(name: str) -> str:
-    """Raises ConfigError, without repeating it, for what is no variable's name: it may be the key itself."""
-    if name and not (name.isascii() and name.isidentifier()):
-        raise ConfigError("give the name of an environment variable, such as JUDGE_API_KEY; the key itself is its value")
-    return name
+    return plain_url(url)
 
 
 class LimitsConfig(Section):
@@ -56,7 +39,7 @@ class LimitsConfig(Section):
 class JudgeConfig(Section):
     """The model that `judge` asks, behind an OpenAI-compatible endpoint."""
 
-    base_url: Annotated[str, AfterValidator(_plain_url)] = ""
+    base_url: Annotated[str, AfterValidator(_chat_url)] = ""
     """Address of the endpoint without `/chat/completions`, such as http://localhost:8000/v1."""
     model: str = ""
     """Name of the model there."""
@@ -64,7 +47,7 @@ class JudgeConfig(Section):
     """File with a Jinja template of the message; it sees the arguments of a reward function and response_len. Empty: built in."""
     max_tokens: Positive = 512
     """Tokens of the verdict at most; one that is cut off is an error."""
-    api_key_env: Annotated[str, AfterValidator(_variable)] = ""
+    api_key_env: Variable = ""
     """Name of the environment variable that holds the key. Empty: none is sent."""
     max_attempts: Positive = 4
     """Tries of one call: again after a lost connection, 429 and 5xx, within reward.timeout_s."""

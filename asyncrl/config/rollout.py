@@ -4,13 +4,13 @@
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal
-from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from asyncrl.config.sections import Count, Names, Positive, Seconds, Section
+from asyncrl.config.addresses import ServerUrl, Variable, is_this_machine
+from asyncrl.config.sections import Count, Names, Positive, Seconds, Section, as_list
 from asyncrl.errors import ConfigError
-from asyncrl.ports import Json
+from asyncrl.ports import Json, Topology
 
 if TYPE_CHECKING:
     from asyncrl.config.runs import TrainRun
@@ -38,12 +38,12 @@ class VLLMConfig(Section):
 class OpenAIConfig(Section):
     """Engines of `rollout.name = "openai"`: servers that take and return token ids over HTTP."""
 
-    base_urls: Names = []
+    base_urls: Annotated[list[ServerUrl], BeforeValidator(as_list)] = []
     """Address of each server, such as "http://10.0.0.7:8000"; one entry an engine."""
     model: str = ""
     """Name under which the servers know the model. Empty: the only one that they have."""
-    api_key_env: str = ""
-    """Environment variable with the key that the servers ask for. Empty: none."""
+    api_key_env: Variable = ""
+    """Name of the environment variable with the key that the servers ask for. Empty: none is sent."""
     weights_dir: str = ""
     """Folder that the servers reach under the same path, for weight_transfer = "directory"."""
 
@@ -99,6 +99,12 @@ class RolloutConfig(Section):
         return len(self.openai.base_urls) if self.name == "openai" else self.num_engines
 
     @property
+    def topology(self) -> Topology:
+        """How the engines' processes are cut; of servers only their number is known."""
+        size = self.vllm.tensor_parallel_size if self.name == "vllm" else 1
+        return Topology(world=self.count * size, tp=size)
+
+    @property
     def hung_after_s(self) -> float:
         """Seconds without a step after which an engine is started anew: before its requests are failed for it."""
         return self.request_timeout_s / 2
@@ -109,13 +115,6 @@ class RolloutConfig(Section):
         if self.weight_transfer != "auto":
             return self.weight_transfer
         return "directory" if self.name == "openai" and not all(map(is_this_machine, self.openai.base_urls)) else "shm"
-
-
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-def is_this_machine(base_url: str) -> bool:
-    return urlsplit(base_url).hostname in _LOOPBACK
 
 
 def check_rollout(run: "TrainRun") -> None:
@@ -167,10 +166,6 @@ def _check_servers(run: "TrainRun") -> None:
     rollout, urls = run.rollout, run.rollout.openai.base_urls
     if not urls:
         raise ConfigError('rollout.name = "openai" needs rollout.openai.base_urls, such as ["http://localhost:8000"]')
-    for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"rollout.openai.base_urls: {url!r} is not an address such as http://localhost:8000")
     if len(set(urls)) < len(urls):
         raise ConfigError(f"rollout.openai.base_urls = {urls} names a server twice")
     if run.eval.where == "snapshot" and run.data.val_files:
