@@ -20,8 +20,11 @@ from mmap import mmap
 import torch
 from torch import Tensor
 
-from asyncrl.cluster import shared_memory
+from asyncrl import shared_memory
+from asyncrl.errors import RankError
 
+ADVICE = "or the batch smaller, and go on with --resume"
+"""For the one who has no room for the memory that ranks share."""
 ALIGN_BYTES = 64
 GROWTH = 1.25
 """A new block is this much larger than what it is for: batches of one run differ by that much in length."""
@@ -133,7 +136,7 @@ class Arena:
             return self._make(math.ceil(size * GROWTH))
 
     def _make(self, size: int) -> Block:
-        fd = shared_memory.reserve(size)
+        fd = shared_memory.reserve(size, error=RankError, advice=ADVICE)
         self._numbers += 1
         self._unsent[self._numbers] = (size, fd)
         return Block(number=self._numbers, size=size, memory=shared_memory.mapped(fd, size))

@@ -21,7 +21,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, cast
 
-from asyncrl.cluster import beats, shared_memory, wire
+from asyncrl import shared_memory
+from asyncrl.cluster import beats, wire
 from asyncrl.cluster.arena import RankArena
 from asyncrl.cluster.remote_errors import pack
 from asyncrl.errors import RankError

@@ -14,11 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.cluster import beats, shared_memory, wire
+from asyncrl import shared_memory
+from asyncrl.cluster import beats, wire
+from asyncrl.cluster.arena import ADVICE
 from asyncrl.cluster.beats import Board
 from asyncrl.cluster.fork_server import ForkServer
 from asyncrl.cluster.rank_main import DUMP_SIGNAL
-from asyncrl.errors import RankDiedError
+from asyncrl.errors import RankDiedError, RankError
 from asyncrl.wording import message_of
 
 DUMP_S = 0.5
@@ -134,7 +136,7 @@ def fork(server: ForkServer, num_ranks: int) -> tuple[Team, int, tuple[str, int]
     """New ranks, which wait for their first frame. Returns the team, the descriptor of their beats (the caller's to close), and
     the address at which rank 0 will hold the store. Raises RankDiedError when the server is gone, RankError without memory."""
     size = beats.SLOT_BYTES * num_ranks
-    fd = shared_memory.reserve(size)
+    fd = shared_memory.reserve(size, error=RankError, advice=ADVICE)
     board = Board(shared_memory.mapped(fd, size), num_ranks)
     pairs = [socket.socketpair() for _ in range(num_ranks + 1)]
     ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncrl.cluster import Arena, Placed, RankArena, shared_memory, wire
+from asyncrl import shared_memory
+from asyncrl.cluster import Arena, Placed, RankArena, wire
 from asyncrl.errors import RankError
 
 

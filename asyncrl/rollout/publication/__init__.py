@@ -1,1 +1,7 @@
-"""New weights on their way to a vLLM: by shared memory, by NCCL, or as a directory of safetensors."""
+"""Publication: how weights get from the trainer into a running vLLM. See publisher.py."""
+
+from asyncrl.rollout.publication.control import BrokenWeights, Control
+from asyncrl.rollout.publication.publisher import Publisher, Transfer
+from asyncrl.rollout.publication.shelf import Shelf
+
+__all__ = ["BrokenWeights", "Control", "Publisher", "Shelf", "Transfer"]

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from asyncrl.errors import RankError
+from asyncrl.errors import AsyncRLError
 
 FOLDER = Path("/dev/shm")
 """Memory on Linux; elsewhere the temporary folder, whose files the page cache holds as well."""
@@ -17,8 +17,8 @@ def folder() -> str:
     return str(FOLDER) if FOLDER.is_dir() else tempfile.gettempdir()
 
 
-def reserve(size: int) -> int:
-    """A new descriptor of `size` bytes of zeros. Raises RankError when there is no room.
+def reserve(size: int, *, error: type[AsyncRLError], advice: str) -> int:
+    """A new descriptor of `size` bytes of zeros. Raises `error`, whose message ends with `advice`, when there is no room.
 
     The space is taken now: a mapping of a file with holes would end the process with SIGBUS at the first write that finds none.
     """
@@ -29,14 +29,14 @@ def reserve(size: int) -> int:
                 os.posix_fallocate(file.fileno(), 0, size)
             else:
                 os.ftruncate(file.fileno(), size)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG):
+        except OSError as cause:
+            if cause.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG):
                 raise
             free = shutil.disk_usage(place).free
-            raise RankError(
+            raise error(
                 f"no room for {size / 2**20:.1f} MiB of shared memory in {place}: {free / 2**20:.1f} MiB are free; make it larger "
-                "(in a container: docker run --shm-size) or the batch smaller, and go on with --resume"
-            ) from error
+                f"(in a container: docker run --shm-size) {advice}"
+            ) from cause
         return os.dup(file.fileno())
 
 

@@ -1,0 +1,95 @@
+"""Publisher: new weights into a running vLLM, between two of its steps.
+
+trainer.publish -> engine -> [Publisher] -> pause -> carrier: weights and their version -> caches -> resume -> engine
+
+Invariants:
+1. A snapshot that does not fit is refused before anything is changed.
+2. From the pause to the resume no step runs, so no token is of two versions, and none sees KV of an older one.
+3. A publication that began and did not end leaves an engine that must not answer: `broken` says why, for ever.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, assert_never
+
+import torch
+
+from asyncrl.errors import EngineError
+from asyncrl.rollout.publication.carrier import Carrier
+from asyncrl.rollout.publication.check import ModelHeaders, fitting, read_headers
+from asyncrl.rollout.publication.control import BrokenWeights, Control
+from asyncrl.rollout.publication.shelf import Shelf
+from asyncrl.rollout.publication.shm import ShmCarrier
+
+Transfer = Literal["shm", "nccl", "directory"]
+
+
+class Publisher:
+    """Of one vLLM, from its start to its end. model: its folder, as the trainer sees it. shelf: one for all engines of the process.
+
+    Nothing here has a deadline: whoever publishes has one. Calls must not overlap, nor the pauses and resumes of somebody else.
+    """
+
+    def __init__(self, transfer: Transfer, model: str, shelf: Shelf, *, address: str = "127.0.0.1") -> None:
+        """address: of this machine, as the workers of a vLLM elsewhere reach it; nccl alone asks."""
+        self._model = model
+        self._shelf = shelf
+        self._carrier = _make_carrier(transfer, shelf, address)
+        self._headers: ModelHeaders | None = None
+        self._broken: str | None = None
+
+    @property
+    def broken(self) -> str | None:
+        """Why the engine must not answer any more. It is also set when the publishing task was cancelled half way."""
+        return self._broken
+
+    async def open(self, control: Control, version: int) -> None:
+        """Make the vLLM ready for publications; its weights now are of `version`.
+
+        Raises EngineError when it was not started with what a publication needs, ModelError when the model has no safetensors.
+        """
+        self._headers = await self._shelf.world.offload(read_headers, self._model)
+        workers = await control.collective_rpc("asyncrl_version", {})
+        await self._carrier.open(control, len(workers))
+        await control.set_version(str(version))
+
+    async def publish(self, control: Control, version: int, tensors: Mapping[str, torch.Tensor], *, is_paused: bool) -> None:
+        """Returns when the next step samples from `tensors`. An engine that was paused stays so.
+
+        Raises EngineError, with nothing changed, when they do not fit; BrokenWeights when the engine is good for nothing any more.
+        """
+        if self._broken is not None:
+            raise BrokenWeights(self._broken)
+        assert self._headers is not None, "open it first"
+        fits = await self._shelf.world.offload(fitting, self._headers, tensors)
+        parcel = await self._carrier.pack(fits)
+        self._broken = f"the publication of version {version} did not come to its end"
+        try:
+            await self._swap(control, version, parcel, is_paused=is_paused)
+        except EngineError as error:
+            self._broken = (
+                f"the publication of version {version} failed, and left the engine with weights that are not whole: {error}"
+            )
+            raise BrokenWeights(self._broken) from error
+        self._broken = None
+
+    async def _swap(self, control: Control, version: int, parcel: Any, *, is_paused: bool) -> None:
+        if not is_paused:
+            await control.pause()
+        await self._carrier.deliver(control, version, parcel)
+        await control.reset_caches()
+        if not is_paused:
+            await control.resume()
+
+    async def close(self) -> None:
+        """Let go of what the carrier holds; the vLLM may be gone already."""
+        await self._carrier.close()
+
+
+def _make_carrier(transfer: Transfer, shelf: Shelf, address: str) -> Carrier[Any]:
+    match transfer:
+        case "shm":
+            return ShmCarrier(shelf)
+        case "directory" | "nccl":
+            raise NotImplementedError(transfer, address)
+        case _:
+            assert_never(transfer)
