@@ -11,6 +11,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SMALLEST = {
     "advantages": "--rows 64 --tokens 64 --repeats 1 --all",
+    "engines": "--engines torch --rows 8 --repeats 1",
     "generate": "--repeats 1",
     "grpo_step": "--rounds 1 --threads 1",
     "log_prob_memory": "--tokens 64 --vocab 100",
