@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.config.simulation import Scenario
 from asyncrl.ports import Decode, GenerateRequest, Generation, RolloutEngine, SamplingParams, WeightSnapshot
+from asyncrl.rollout.pool import EnginePool, PoolLimits
 from asyncrl.rollout.torch_engine import TorchEngine
 from asyncrl.simulation.edges.engine import SimEngines
 from asyncrl.simulation.edges.template import VOCABULARY
@@ -102,6 +103,25 @@ class TorchKit:
         engine._commands.put(die)
 
 
+class PoolKit(TorchKit):
+    """Two embedded engines behind a pool, which share the rows. None is ever brought back: a death is that of the pool."""
+
+    def make(
+        self, *, max_num_seqs: int = 8, context_len: int = 128, version: int = 0, decode: Decode | None = spell
+    ) -> RolloutEngine:
+        first = max(max_num_seqs // 2, 1)
+        shares = [first, max(max_num_seqs - first, 1)]
+        make = super().make
+        makers = [partial(make, max_num_seqs=share, context_len=context_len, version=version, decode=decode) for share in shares]
+        limits = PoolLimits(start_timeout_s=60, slow_after_s=30, hung_after_s=60, publish_timeout_s=60, max_restarts=0)
+        return EnginePool(makers, limits=limits)
+
+    def kill(self, engine: RolloutEngine) -> None:
+        assert isinstance(engine, EnginePool)
+        for life in engine._lives():
+            super().kill(life.engine)
+
+
 class SimulatedKit:
     """The simulated engines, on the real clock: what they say goes on until something ends it."""
 
@@ -138,6 +158,7 @@ KITS: dict[str, Callable[[MakeLM], EngineKit]] = {
     "torch-qwen2": lambda tiny_model: TorchKit(partial(tiny_model, "qwen2")),
     "torch-qwen3": lambda tiny_model: TorchKit(partial(tiny_model, "qwen3")),
     "torch-llama": lambda tiny_model: TorchKit(partial(tiny_model, "llama")),
+    "pool-torch": lambda tiny_model: PoolKit(partial(tiny_model, "llama")),
     "torch-deterministic": lambda tiny_model: TorchKit(partial(tiny_model, "qwen2"), deterministic=True),
 }
 
