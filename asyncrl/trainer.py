@@ -385,8 +385,8 @@ async def give_weights(version: int, actor: Policy, engine: RolloutEngine, run: 
     snapshot = await world.offload(actor.snapshot, version, pool="model", timeout_s=run.trainer.stage_timeout_s)
     limit_s = run.rollout.publish_timeout_s
     late = f"the engine did not take version {version} within rollout.publish_timeout_s = {limit_s:g} s"
-    if not run.rollout.in_flight_updates:
-        limit_s *= 2  # before the engine is asked, the gate waits as long at most for the calls in flight
+    # Those who wait within have the same deadline first: the gate for the calls in flight, a pool for each of its engines.
+    limit_s *= 1 + (not run.rollout.in_flight_updates) + run.rollout.has_pool
     async with within(limit_s, lambda: late):
         await engine.publish(version, snapshot)
 
