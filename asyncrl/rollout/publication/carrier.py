@@ -1,13 +1,10 @@
 """Carrier: one way of weights into a vLLM. `Publisher` knows the order of things around it; a carrier moves numbers."""
 
-from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar
 
-import torch
-
 from asyncrl.rollout.publication.control import Control
+from asyncrl.rollout.publication.placed import Tensors
 
-Tensors = Mapping[str, torch.Tensor]
 Parcel = TypeVar("Parcel")
 
 

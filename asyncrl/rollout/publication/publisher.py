@@ -17,6 +17,7 @@ from asyncrl.errors import EngineError
 from asyncrl.rollout.publication.carrier import Carrier
 from asyncrl.rollout.publication.check import ModelHeaders, fitting, read_headers
 from asyncrl.rollout.publication.control import BrokenWeights, Control
+from asyncrl.rollout.publication.directory import DirectoryCarrier
 from asyncrl.rollout.publication.shelf import Shelf
 from asyncrl.rollout.publication.shm import ShmCarrier
 
@@ -48,8 +49,7 @@ class Publisher:
         Raises EngineError when it was not started with what a publication needs, ModelError when the model has no safetensors.
         """
         self._headers = await self._shelf.world.offload(read_headers, self._model)
-        workers = await control.collective_rpc("asyncrl_version", {})
-        await self._carrier.open(control, len(workers))
+        await self._carrier.open(control, await _num_workers(control))
         await control.set_version(str(version))
 
     async def publish(self, control: Control, version: int, tensors: Mapping[str, torch.Tensor], *, is_paused: bool) -> None:
@@ -85,11 +85,26 @@ class Publisher:
         await self._carrier.close()
 
 
+async def _num_workers(control: Control) -> int:
+    """Every worker with our extension answers."""
+    try:
+        return len(await control.collective_rpc("asyncrl_version", {}))
+    except EngineError as error:
+        raise EngineError(
+            "vLLM cannot be given weights: it was not started with --worker-extension-cls "
+            f"asyncrl.rollout.vllm.worker.WorkerExtension, or it is gone: {error}"
+        ) from error
+
+
 def _make_carrier(transfer: Transfer, shelf: Shelf, address: str) -> Carrier[Any]:
     match transfer:
         case "shm":
             return ShmCarrier(shelf)
-        case "directory" | "nccl":
-            raise NotImplementedError(transfer, address)
+        case "directory":
+            return DirectoryCarrier(shelf)
+        case "nccl":
+            from asyncrl.rollout.publication.nccl import NcclCarrier  # it imports vllm
+
+            return NcclCarrier(shelf.world, address)
         case _:
             assert_never(transfer)

@@ -12,46 +12,19 @@ Invariants:
 """
 
 import asyncio
-import math
-import os
-import secrets
-import shutil
-import tempfile
 import weakref
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-import torch
-from safetensors.torch import save_file
+from asyncrl.ports import World
+from asyncrl.rollout.publication.placed import Placed, Tensors, place
+from asyncrl.rollout.publication.written import Directories, Written
 
-from asyncrl import shared_memory
-from asyncrl.errors import EngineError
-from asyncrl.ports import Json, World
+if TYPE_CHECKING:
+    import torch
 
-ADVICE = 'or publish through a directory, with rollout.weight_transfer = "directory"'
-ALIGN_BYTES = 64
-MARK_BYTES = 16
-"""At the beginning of the memory: who opens /proc/PID/fd/N in another PID namespace finds another file, or none."""
-
-Tensors = Mapping[str, torch.Tensor]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
-class Placed:
-    """Tensors in shared memory, for as long as this object lives. `info` says to a process of this machine where they are."""
-
-    info: Mapping[str, Json]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
-class Written:
-    """Tensors in `path`/model.safetensors, for as long as this object lives."""
-
-    path: Path
 
 
 class Shelf:
@@ -59,8 +32,8 @@ class Shelf:
 
     def __init__(self, *, world: World, folder: Path | None = None) -> None:
         self.world = world
-        self._placed = _Newest(world, _place)
-        self._directories = _Directories(folder)
+        self._directories = Directories(folder)
+        self._placed = _Newest(world, place)
         self._written = _Newest(world, self._directories.write)
 
     async def place(self, tensors: Tensors) -> Placed:
@@ -85,7 +58,7 @@ class _Newest(Generic[T]):
         self._world = world
         self._make = make
         self._lock = asyncio.Lock()
-        self._names: tuple[tuple[str, weakref.ref[torch.Tensor]], ...] = ()
+        self._known: tuple[_Known, ...] = ()
         self._copy: T | None = None
 
     async def get(self, tensors: Tensors) -> T:
@@ -93,86 +66,33 @@ class _Newest(Generic[T]):
             if self._copy is None or not self._is_of(tensors):
                 self.forget()  # before the next is made: two at a time are memory enough
                 self._copy = await self._world.offload(self._make, tensors)
-                self._names = tuple((name, weakref.ref(tensor)) for name, tensor in tensors.items())
+                self._known = tuple(_Known(name, tensor) for name, tensor in tensors.items())
             return self._copy
 
     def _is_of(self, tensors: Tensors) -> bool:
-        """The same tensors, not merely equal ones, in whatever mapping. Weak: a copy keeps no snapshot alive."""
-        return len(self._names) == len(tensors) and all(ref() is tensors.get(name) for name, ref in self._names)
+        """The same tensors, not merely equal ones, in whatever mapping."""
+        return len(self._known) == len(tensors) and all(known.is_in(tensors) for known in self._known)
 
     def forget(self) -> None:
-        self._copy, self._names = None, ()
+        self._copy, self._known = None, ()
 
 
-def _place(tensors: Tensors) -> Placed:
-    entries: list[Json] = []
-    size = MARK_BYTES
-    for name, tensor in tensors.items():
-        size = -(-size // ALIGN_BYTES) * ALIGN_BYTES
-        entries.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), size])
-        size += tensor.numel() * tensor.dtype.itemsize
-    fd = shared_memory.reserve(size, error=EngineError, advice=ADVICE)
-    try:
-        mark = secrets.token_bytes(MARK_BYTES)
-        _fill(fd, size, mark, entries, tensors)
-    except BaseException:
-        os.close(fd)
-        raise
-    placed = Placed(info={"pid": os.getpid(), "fd": fd, "size": size, "mark": mark.hex(), "tensors": entries})
-    weakref.finalize(placed, os.close, fd).atexit = False
-    return placed
+class _Known:
+    """A tensor that was copied, and how often it had been written to by then: a snapshot is not, but who trusts in that trains on
+    tokens of unknown weights. Weak: a copy keeps no snapshot alive."""
+
+    __slots__ = ("_name", "_tensor", "_writes")
+
+    def __init__(self, name: str, tensor: "torch.Tensor") -> None:
+        self._name = name
+        self._tensor = weakref.ref(tensor)
+        self._writes = _num_writes(tensor)
+
+    def is_in(self, tensors: Tensors) -> bool:
+        tensor = self._tensor()
+        return tensor is not None and tensor is tensors.get(self._name) and _num_writes(tensor) == self._writes
 
 
-@torch.inference_mode()
-def _fill(fd: int, size: int, mark: bytes, entries: list[Json], tensors: Tensors) -> None:
-    memory = shared_memory.mapped(fd, size)
-    memory[:MARK_BYTES] = mark
-    for name, _, shape, offset in entries:
-        if count := math.prod(shape):
-            target = torch.frombuffer(memory, dtype=tensors[name].dtype, count=count, offset=offset)
-            target.view(shape).copy_(tensors[name])
-
-
-class _Directories:
-    """Directories of weights, each written whole under another name first. Those that nobody uses go with the next one."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._given = folder
-        self._folder: Path | None = None
-        self._number = 0
-        self._unused: deque[Path] = deque()
-
-    def write(self, tensors: Tensors) -> Written:
-        try:
-            folder = self._folder or self._open()
-            self._remove_unused()
-            self._number += 1
-            path = folder / f"weights-{self._number:06d}"
-            unfinished = folder / f"{path.name}.tmp"
-            unfinished.mkdir()
-            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, unfinished / "model.safetensors")
-            unfinished.rename(path)
-        except OSError as error:
-            raise EngineError(f"weights cannot be written for the engines: {error}") from error
-        written = Written(path=path)
-        weakref.finalize(written, self._unused.append, path).atexit = False
-        return written
-
-    def _open(self) -> Path:
-        if self._given is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="asyncrl-weights-"))
-        else:
-            self._given.mkdir(parents=True, exist_ok=True)
-            self._folder = self._given.resolve()
-            self._unused.extend(self._folder.glob("weights-*"))  # of a process that was killed
-        return self._folder
-
-    def _remove_unused(self) -> None:
-        while self._unused:
-            shutil.rmtree(self._unused.popleft(), ignore_errors=True)
-
-    def close(self) -> None:
-        self._remove_unused()
-        if self._folder is not None and self._given is None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder = None
+def _num_writes(tensor: "torch.Tensor") -> int:
+    """Inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version

@@ -3,9 +3,11 @@
 One copy here, whatever the number of engines and workers; each worker maps it and takes its shards out of it.
 """
 
-from asyncrl.rollout.publication.carrier import Tensors
+from dataclasses import asdict
+
 from asyncrl.rollout.publication.control import Control
-from asyncrl.rollout.publication.shelf import Placed, Shelf
+from asyncrl.rollout.publication.placed import Placed, Tensors
+from asyncrl.rollout.publication.shelf import Shelf
 
 
 class ShmCarrier:
@@ -22,7 +24,7 @@ class ShmCarrier:
 
     async def deliver(self, control: Control, version: int, parcel: Placed) -> None:
         await control.start_weight_update()
-        await control.update_weights(parcel.info)
+        await control.update_weights({"where": asdict(parcel.where)})
         await control.finish_weight_update(str(version))
 
     async def close(self) -> None:

@@ -4,10 +4,6 @@ Publisher -> Control -> vLLM -> [WorkerExtension, ShmTransfer] -> the model. vLL
 `worker_extension_cls`, before the model; so `asyncrl_shm` is known when a worker looks its transfer engine up.
 """
 
-import math
-import mmap
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +13,8 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from asyncrl.rollout.publication.placed import Where, opened
 
 BACKEND = "asyncrl_shm"
 
@@ -28,13 +26,9 @@ class ShmInit(WeightTransferInitInfo):  # type: ignore[misc] # vllm has no types
 
 @dataclass
 class ShmUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Where the weights are: see `Placed.info`. tensors: [name, dtype, shape, offset in bytes], row-major."""
+    """where: the fields of a `Where`."""
 
-    pid: int
-    fd: int
-    size: int
-    mark: str
-    tensors: list[tuple[str, str, list[int], int]]
+    where: dict[str, Any]
 
 
 class ShmTransfer(WeightTransferEngine):  # type: ignore[misc]
@@ -58,7 +52,7 @@ class ShmTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     def receive_weights(self, update_info: ShmUpdate) -> None:
         # A layer keeps the tensors until all of its own are there: the mapping lives as long as they do.
-        self.model.load_weights(_tensors(_mapped(update_info), update_info))
+        self.model.load_weights(iter(opened(Where(**update_info.where)).items()))
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -70,34 +64,6 @@ class ShmTransfer(WeightTransferEngine):  # type: ignore[misc]
 
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, ShmTransfer)
-
-
-def _mapped(update: ShmUpdate) -> mmap.mmap:
-    """The other process's memory; what is written to it here stays here."""
-    path = f"/proc/{update.pid}/fd/{update.fd}"
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise RuntimeError(f"{path} cannot be opened (another machine, container or user?): {error}") from error
-    try:
-        if os.fstat(fd).st_size < update.size:
-            raise RuntimeError(f"{path} is not the memory that was sent: it has {os.fstat(fd).st_size} bytes, not {update.size}")
-        memory = mmap.mmap(fd, update.size, access=mmap.ACCESS_COPY)
-    finally:
-        os.close(fd)
-    mark = bytes.fromhex(update.mark)
-    if memory[: len(mark)] != mark:
-        raise RuntimeError(f"{path} is not the memory that was sent (another machine or container?)")
-    return memory
-
-
-def _tensors(memory: mmap.mmap, update: ShmUpdate) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, dtype_name, shape, offset in update.tensors:
-        dtype = getattr(torch, dtype_name)
-        if count := math.prod(shape):
-            yield name, torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
-        else:
-            yield name, torch.empty(shape, dtype=dtype)
 
 
 def mend_tied_heads(model: torch.nn.Module) -> None:
