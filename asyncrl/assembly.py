@@ -18,6 +18,7 @@ from asyncrl.chosen import check_choices
 from asyncrl.cluster import ForkServer
 from asyncrl.config import TrainRun
 from asyncrl.dataset import RLHFDataset
+from asyncrl.engines import make_engine, make_eval_engine, weights_of
 from asyncrl.errors import CheckpointError
 from asyncrl.event_loop import rare_collections
 from asyncrl.journal.entries import KeptSteps
@@ -26,7 +27,6 @@ from asyncrl.observe.sight import open_sight
 from asyncrl.ports import Decode, RolloutEngine, World
 from asyncrl.preflight import RunInputs, total_steps
 from asyncrl.rewards.scoring import open_scorer
-from asyncrl.rollout.torch_engine import TorchEngine
 from asyncrl.stages.advantage import KLCoefficient, kl_coefficient
 from asyncrl.stages.stage import Stage
 from asyncrl.stopping import Stop, on_signals
@@ -34,8 +34,6 @@ from asyncrl.tools import Tool, load_tools
 from asyncrl.trainer import Trainer
 from asyncrl.training.checkpoint import Checkpoint, delete_damaged, find_checkpoints, kept_steps, save_checkpoint
 from asyncrl.training.learners import Learners, open_learners
-from asyncrl.training.lora import targets_of
-from asyncrl.training.model import load_model
 from asyncrl.training.ranks import RankedLearners
 from asyncrl.training.start import Start, check_model, facts_of, model_digest, read_start, refuse_changes, write_start
 from asyncrl.transfer_queue import TransferQueue
@@ -54,40 +52,33 @@ AnyLearners = Learners | RankedLearners
 class LoadedModel:
     """What is read before a run is anything: the engine is not started, and no folder is made for a model that cannot be used."""
 
-    engine: TorchEngine
+    engine: AbstractAsyncContextManager[RolloutEngine]
     template: ChatTemplate
     tools: dict[str, Tool]
 
 
 async def read_model(run: TrainRun, world: World) -> LoadedModel:
-    """The tools, the chat template, and an engine with its own copy of the model. Raises UserError."""
+    """The tools, the chat template, and the engine, which is still to be opened. Raises UserError."""
     torch.set_num_threads(run.trainer.num_threads)
     tools = load_tools(run.agent.tools)
     template = await world.offload(load_chat_template, run.model, [tool.schema for tool in tools.values()])
-    engine = await world.offload(_make_engine, run, template.decode)
+    engine = await world.offload(make_engine, run, world, template.decode)
     return LoadedModel(engine=engine, template=template, tools=tools)
 
 
-def _make_engine(run: TrainRun, decode: Decode) -> TorchEngine:
-    """With its own copy of the model; not started."""
-    model = load_model(run.model)
-    if run.model.lora_rank:
-        targets_of(model, run.model.target_modules)  # is each of them there? asked before there is a folder
-    return TorchEngine(
-        model,
-        max_num_seqs=run.rollout.max_num_seqs,
-        context_len=run.max_model_len,
-        deterministic=run.rollout.deterministic,
-        decode=decode,
-    )
+@asynccontextmanager
+async def open_rollout(run: TrainRun, world: World) -> AsyncIterator[Rollout]:
+    """The engine started, the scorer, the chat template and the tools, for a run without a folder."""
+    loaded = await read_model(run, world)
+    async with loaded.engine as engine, _scored(run, world, loaded, engine) as rollout:
+        yield rollout
 
 
 @asynccontextmanager
-async def open_rollout(
-    run: TrainRun, world: World, *, loaded: LoadedModel | None = None, folder: RunFolder | None = None
+async def _scored(
+    run: TrainRun, world: World, loaded: LoadedModel, engine: RolloutEngine, folder: RunFolder | None = None
 ) -> AsyncIterator[Rollout]:
-    """The engine started, the scorer, the chat template and the tools. loaded: from `read_model`; None: it is called."""
-    parts = loaded or await read_model(run, world)
+    """With the scorer opened; folder: where it keeps its log."""
     scoring = open_scorer(
         run.reward,
         world=world,
@@ -95,8 +86,8 @@ async def open_rollout(
         max_response_length=run.data.max_response_length,
         components=run.algorithm.gdpo_reward_keys,
     )
-    async with scoring as scorer, parts.engine:
-        yield Rollout(engine=parts.engine, scorer=scorer, template=parts.template, tools=parts.tools)
+    async with scoring as scorer:
+        yield Rollout(engine=engine, scorer=scorer, template=loaded.template, tools=loaded.tools)
 
 
 # --- training -------------------------------------------------------------------------------------------------------------------
@@ -130,8 +121,9 @@ async def run_training(
         await world.offload(check_choices, run)  # before there is a folder
         if ranks is not None:
             await world.offload(ranks.open, total_steps(run, len(inputs.train_rows)), pool="model")
+        engine = await stack.enter_async_context(loaded.engine)
         folder = found if found is not None else await world.offload(_new_folder, run, inputs.train_rows)
-        rollout = await stack.enter_async_context(open_rollout(run, world, loaded=loaded, folder=folder))
+        rollout = await stack.enter_async_context(_scored(run, world, loaded, engine, folder))
         stack.enter_context(rare_collections())
         opened = open_trainer(run, inputs, folder, rollout, world, stop, resume=resume, ranks=ranks)
         trainer, learners = await stack.enter_async_context(opened)
@@ -194,6 +186,7 @@ async def open_trainer(
             stages=_stages(run, learners, kl),
             rows=rows,
             val_rows=inputs.val_rows,
+            rollout_topology=run.rollout.topology,
             save=functools.partial(_save, run, world, learners, folder, kl),
             open_eval_engine=functools.partial(open_eval_engine, run, world, rollout.template.decode),
             open_sight=functools.partial(
@@ -333,6 +326,8 @@ async def run_evaluation(run: TrainRun, rows: RLHFDataset) -> dict[str, float]:
         world = await stack.enter_async_context(RealWorld(run_seed=run.trainer.seed))
         rollout = await stack.enter_async_context(open_rollout(run, world))
         await world.offload(_drop_overlong, rows, rollout.template, run)
+        if not run.rollout.reads_model:
+            await rollout.engine.publish(0, await world.offload(weights_of, run.model))
         measure = await open_measure(run, rows, rollout, world, stack)
         return {} if measure is None else await measure(rollout.engine, rollout.engine.version)
 
@@ -340,5 +335,5 @@ async def run_evaluation(run: TrainRun, rows: RLHFDataset) -> dict[str, float]:
 @asynccontextmanager
 async def open_eval_engine(run: TrainRun, world: World, decode: Decode) -> AsyncIterator[RolloutEngine]:
     """A second engine of the same model, at version 0, for an evaluation beside training."""
-    async with await world.offload(_make_engine, run, decode) as engine:
+    async with await world.offload(make_eval_engine, run, world, decode) as engine:
         yield engine

@@ -4,14 +4,16 @@ cli -> [preflight] -> assembly. Raises UserError with one line that names file, 
 """
 
 import asyncio
+import importlib.util
 import json
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.agents.registry import check_agent_name
-from asyncrl.config import SFTRun, TrainRun, load_run, to_toml, topology_of
+from asyncrl.config import OpenAIConfig, RolloutConfig, SFTRun, TrainRun, load_run, to_toml, topology_of
 from asyncrl.config.algorithms import ESTIMATORS
 from asyncrl.dataset import RLHFDataset, read_table
 from asyncrl.errors import CheckpointError, ConfigError
@@ -109,6 +111,30 @@ def _check_parts(run: TrainRun) -> None:
     check_agent_name(run.agent.name)
     load_tools(run.agent.tools)
     asyncio.run(_check_reward(run))
+    _check_engine(run.rollout)
+
+
+def _check_engine(rollout: RolloutConfig) -> None:
+    """What can be known of an engine before it is started."""
+    if rollout.name == "vllm":
+        from asyncrl.rollout.vllm.installed import check_installed
+        from asyncrl.rollout.vllm.settings import check_free_args
+
+        check_free_args(rollout.vllm.engine_args)
+        check_installed()
+    if rollout.name == "openai":
+        _check_client(rollout.openai)
+
+
+def _check_client(openai: OpenAIConfig) -> None:
+    if importlib.util.find_spec("aiohttp") is None:
+        raise ConfigError("rollout.name = \"openai\" needs aiohttp, which is not installed: pip install 'asyncrl[openai]'")
+    if openai.api_key_env and not os.environ.get(openai.api_key_env):
+        raise ConfigError(
+            f"rollout.openai.api_key_env = {openai.api_key_env!r}: there is no such environment variable, or it is empty"
+        )
+    if openai.weights_dir and not Path(openai.weights_dir).is_dir():
+        raise ConfigError(f"rollout.openai.weights_dir = {openai.weights_dir!r}: no such folder")
 
 
 def _check_critic(run: TrainRun) -> None:
@@ -179,6 +205,7 @@ def describe_batch(run: TrainRun, *, num_rows: int) -> str:
         f"tokens a trajectory {run.data.max_prompt_length} prompt + {run.data.max_response_length} response at most",
         f"weight versions     {_versions(run, steps)}",
         f"old_log_probs       {_OLD_LOG_PROBS[run.old_log_probs]}",
+        *_engine_lines(run.rollout),
         *_critic_lines(run),
         *_rank_lines(run),
     ]
@@ -189,6 +216,29 @@ def _versions(run: TrainRun, steps: int) -> str:
     each = "one a training step" if run.publish_freq == 1 else f"one every {run.publish_freq} training steps"
     behind = f"tokens are {run.max_staleness} behind at most" if run.max_staleness else "no token is behind"
     return f"{steps // run.publish_freq}, {each}; {behind}"
+
+
+_TRANSFERS = {
+    "shm": "shared memory",
+    "nccl": "NCCL",
+    "directory": "safetensors files",
+}
+
+
+def _engine_lines(rollout: RolloutConfig) -> list[str]:
+    """Which engines there are, and where; how new weights reach them."""
+    rows = f"{rollout.max_num_seqs} rows" + (" each" if rollout.count > 1 else "")
+    engines = "1 engine" if rollout.count == 1 else f"{rollout.count} engines"
+    if rollout.name == "torch":
+        return [f"engine              torch: {engines} in this process, {rows}"]
+    vllm, folder = rollout.vllm, rollout.openai.weights_dir if rollout.transfer == "directory" else ""
+    size = "" if rollout.topology.tp == 1 else f" of {rollout.topology.tp} devices"
+    places = f" ({'; '.join(vllm.devices)})" if vllm.devices else ""
+    where = f"{size}{places} beside this process" if rollout.name == "vllm" else f" at {', '.join(rollout.openai.base_urls)}"
+    return [
+        f"engine              {rollout.name}: {engines}{where}, {rows}",
+        f"new weights         by {_TRANSFERS[rollout.transfer]}" + (f" in {folder}" if folder else ""),
+    ]
 
 
 def _rank_lines(run: TrainRun) -> list[str]:

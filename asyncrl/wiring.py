@@ -36,6 +36,7 @@ from asyncrl.ports import (
 )
 from asyncrl.recovery import found_groups, open_groups
 from asyncrl.replay import Admission, ReplayBuffer
+from asyncrl.rollout.pool import EnginePool
 from asyncrl.rollout.turn_gate import TurnGate
 from asyncrl.stages.advantage import KLCoefficient, advantage_stage
 from asyncrl.stages.batch_metrics import batch_metrics_stage
@@ -100,7 +101,7 @@ async def open_controller(
         incidents = Incidents(world)
         engine = _gated(run, rollout.engine, incidents.report)
         version = begin // run.publish_freq
-        if step is not None:
+        if step is not None or not run.rollout.reads_model:
             await give_weights(version, edges.policy, engine, run, world)
         admission = Admission(
             batch_size=run.data.train_batch_size,
@@ -142,7 +143,9 @@ async def open_controller(
 
 
 def _gated(run: TrainRun, engine: RolloutEngine, report: Report) -> RolloutEngine:
-    """The engine as sessions and publications share it."""
+    """The engine as sessions and publications share it, which tells what befalls it."""
+    if isinstance(engine, EnginePool):
+        engine.tell(report)
     if run.rollout.in_flight_updates:
         return engine
     return TurnGate(engine, publish_timeout_s=run.rollout.publish_timeout_s, report=report)

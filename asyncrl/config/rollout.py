@@ -94,6 +94,11 @@ class RolloutConfig(Section):
         return self.name != "torch" or self.num_engines > 1
 
     @property
+    def reads_model(self) -> bool:
+        """Does an engine start with the weights of model.path? A server has whatever somebody gave it before."""
+        return self.name != "openai"
+
+    @property
     def count(self) -> int:
         """Engines."""
         return len(self.openai.base_urls) if self.name == "openai" else self.num_engines

@@ -4,6 +4,7 @@ Place: model directory -> [model] -> actor, reference, warm start. Dropout is of
 those of the distribution that the engine sampled from.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ from asyncrl.training.placement import PACKED_ATTENTION, Part, Placement, checkp
 from asyncrl.training.sharding import shard
 from asyncrl.training.token_batch import TokenBatch
 from asyncrl.wording import named_message_of, names_shown
+
+_READING = threading.Lock()
+"""Of the library's loader, which changes torch for all threads while it works: two at once lose weights."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -50,7 +54,7 @@ def load_model(config: ModelConfig, *, key: str = "model.path") -> PreTrainedMod
 
 def _read(folder: Path, config: ModelConfig, key: str) -> PreTrainedModel:
     try:
-        with _quiet():
+        with _READING, _quiet():
             settings = AutoConfig.from_pretrained(folder, local_files_only=True)
             loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
                 folder,
