@@ -19,7 +19,7 @@ from asyncrl.waiting import within
 
 T = TypeVar("T")
 
-DEFAULT_POOLS: Mapping[str, int] = {"files": 2, "model": 1, "tools": 64}
+DEFAULT_POOLS: Mapping[str, int] = {"files": 2, "model": 1, "tools": 64, "engines": 8}
 """Threads a pool. asyncio's own pool has cores + 4 threads: 64 sleeping tools would run in eleven waves on two cores."""
 
 

@@ -1,0 +1,146 @@
+"""Starts a vLLM beside this process, in a thread: EngineCore, its child, and one worker a device below that.
+
+VLLMEngine -> [launch] -> Client
+
+Invariants:
+1. Nothing is left of an engine whose start was given up, nor of any when this process ends, however it ends.
+2. When a start is over the environment is as it was before it.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.errors import AsyncRLError, ConfigError, EngineError, ModelError
+from asyncrl.ports import World
+from asyncrl.rollout.vllm.client import Client
+from asyncrl.rollout.vllm.environment import child_environment, inherited_by_children
+from asyncrl.rollout.vllm.installed import import_vllm
+from asyncrl.rollout.vllm.meter import Meter
+from asyncrl.rollout.vllm.processes import Process, children
+from asyncrl.rollout.vllm.settings import VLLMSettings, engine_args
+from asyncrl.rollout.vllm.tether import NAME, Tether
+from asyncrl.wording import named_message_of
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+
+async def launch(settings: VLLMSettings, world: World) -> Client:
+    """An Opener. Takes many seconds; its caller sets the deadline.
+
+    Raises ConfigError when vLLM is missing or refuses the settings, ModelError for a model that it cannot serve here, EngineError
+    when it does not start.
+    """
+    start = _Start(settings, world)
+    try:
+        return await world.offload(start.run, pool="engines")
+    except BaseException:
+        start.give_up()
+        raise
+
+
+class _Start:
+    """One start, and who gives it up: the thread goes on in vLLM's code, so its processes are taken from it."""
+
+    def __init__(self, settings: VLLMSettings, world: World) -> None:
+        self._settings = settings
+        self._world = world
+        self._lock = threading.Lock()
+        self._is_given_up = False
+        self._thread: int | None = None
+        self._llm: AsyncLLM | None = None
+
+    def run(self) -> Client:
+        """In a thread."""
+        with self._lock:
+            self._thread = threading.get_native_id()
+        try:
+            with inherited_by_children(child_environment(self._settings.num_threads)):
+                import_vllm()
+                return self._launch()
+        finally:
+            with self._lock:
+                self._thread = None
+
+    def _launch(self) -> Client:
+        from asyncrl.rollout.vllm.llm import LLM, meter_logger
+
+        config, meter = _config_of(self._settings), Meter()
+        self._check_wanted()
+        llm = _start_llm(config, meter_logger(meter))
+        try:
+            self._check_wanted()
+        except EngineError:
+            llm.shutdown(timeout=0)
+            raise
+        return LLM(llm, meter, _processes(), self._world)
+
+    def _check_wanted(self) -> None:
+        with self._lock:
+            if self._is_given_up:
+                raise EngineError("nobody waits for this vLLM any more")
+
+    def give_up(self) -> None:
+        """Kill what has been started so far; vLLM then fails in its thread, and nobody hears it."""
+        with self._lock:
+            self._is_given_up = True
+            if self._thread is None:
+                return
+            for pid in children(os.getpid(), self._thread):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _processes() -> list[Process]:
+    """EngineCore is the newest child of this thread; the workers are its children. None on a system that does not say."""
+    if not (found := children(os.getpid(), threading.get_native_id())):
+        return []
+    core = found[-1]
+    ours = [process for process in multiprocessing.active_children() if process.pid == core]
+    workers = [Process(name=f"vLLM's worker {rank}", pid=pid) for rank, pid in enumerate(children(core))]
+    return [Process(name="vLLM's EngineCore", pid=core, exit_code=lambda: ours[0].exitcode if ours else None), *workers]
+
+
+def _config_of(settings: VLLMSettings) -> "VllmConfig":
+    """Raises ConfigError, or ModelError, for what vLLM will not do with these settings."""
+    from vllm import AsyncEngineArgs
+
+    args: dict[str, Any] = {**engine_args(settings), "additional_config": {NAME: Tether()}}
+    try:
+        config = AsyncEngineArgs(**args).create_engine_config()
+    except Exception as error:  # of many classes: vLLM checks arguments and model in many places
+        raise ConfigError(f"vLLM refuses the model {settings.model!r} or its settings: {named_message_of(error)}") from error
+    _check_head_size(settings.model, config)
+    return config
+
+
+def _check_head_size(model: str, config: "VllmConfig") -> None:
+    """The CPU build finds out at the first request, and dies of it."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size, sizes = config.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+    if not config.model_config.use_mla and size not in sizes:
+        raise ModelError(
+            f"{model!r} has attention heads of {size}, and vLLM's CPU build serves {', '.join(map(str, sizes))} only; "
+            'use rollout.name = "torch" or another model'
+        )
+
+
+def _start_llm(config: "VllmConfig", logger: type[Any]) -> "AsyncLLM":
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        return AsyncLLM.from_vllm_config(config, disable_log_stats=True, stat_loggers=[logger])
+    except AsyncRLError:
+        raise
+    except Exception as error:  # vLLM raises RuntimeError, TimeoutError, and what a broken build raises
+        raise EngineError(f"vLLM did not start: {named_message_of(error)}") from error
