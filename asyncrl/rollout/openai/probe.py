@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
 """A server that loads its model does so for many seconds, and cannot tell when it is done."""
-HEAT = 5.0
-"""Temperature of the probe. One under which even likely tokens have log-probs far from those without it."""
-TOLERANCE = 0.1
-"""Nats at HEAT. Arithmetic of 16 bits moves them by a hundredth; another distribution by more than this, for a model that is not
-certain of what follows a prompt that means nothing."""
+HEAT = 2.0
+"""Temperature of the probe: the highest that vLLM takes."""
+NARROW, WIDE = 0.02, 0.1
+"""Nats. Arithmetic of 16 bits moves log-probs by a hundredth. A log-prob that is nearer to that of the wrong distribution is wrong,
+unless the two are so near to each other that this cannot be told."""
 _PROMPTS = ((1, 2, 3), (7, 4), (9, 3, 8, 5, 6))
 _NO_SUCH_ROUTE = (403, 404, 405, 501)
 _HOW = "start vLLM with `python -m asyncrl.rollout.vllm.serve`, or see docs/engines.md"
@@ -170,7 +170,7 @@ async def _check_log_probs(http: Http, server: Server) -> None:
         if token not in pair:
             raise ServerMisfitError(http.told("it does not keep to top_k"))
         expected = pair[token] / HEAT - math.log(sum(math.exp(each / HEAT) for each in pair.values()))
-        if abs(log_prob - expected) > TOLERANCE:
+        if abs(log_prob - expected) > max(NARROW, min(WIDE, abs(pair[token] - expected) / 2)):
             wrong = f"at temperature {HEAT:g} and top_k 2 token {token} has {expected:.3f}, and it says {log_prob:.3f}"
             words = f"its log-probs are not of the distribution that it samples from ({wrong})"
             raise ServerMisfitError(http.told(f"{words}; start vLLM with --logprobs-mode processed_logprobs"))
