@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Life:
-    """`changed`: told when its load is another, and when it takes requests no more or again."""
+    """`changed`: told when its load or version is another, and when it takes requests no more or again."""
 
     def __init__(
         self, engine: RolloutEngine, name: str, limits: PoolLimits, *, changed: Callable[[], None], report: Report
@@ -90,6 +90,7 @@ class Life:
         finally:
             self._num_publishing -= 1
             self._supervise()
+        self._changed()  # somebody may wait for its version
         return None
 
     def _why_not_taken(self, version: int, error: BaseException) -> str:
@@ -136,22 +137,22 @@ class Life:
             raise
         finally:
             self._calls.pop(deadline, None)
-            self.notice_death()
+            self.is_dead()
         if self.failure is not None:  # it swallowed the cancellation, or answered while it died
             raise EngineError(self.failure)
         return result
 
     def _check_alive(self) -> None:
-        self.notice_death()
-        if self.failure is not None:
-            raise EngineError(self.failure)
+        if self.is_dead():
+            raise EngineError(str(self.failure))
 
     # --- whether it lives
 
-    def notice_death(self) -> None:
-        """An engine may know of its own death before anybody has asked it anything."""
+    def is_dead(self) -> bool:
+        """Asks the engine too: it may know of its own death before anybody has waited for it."""
         if self.failure is None and (reason := self.engine.failure) is not None:
             self.die(reason)
+        return self.failure is not None
 
     def die(self, reason: str) -> None:
         """Everyone who waits gets EngineError."""
@@ -189,8 +190,8 @@ class Life:
         self._changed()
 
     def _hang(self) -> None:
-        limit = "rollout.request_timeout_s"
-        text = f"it has made no step for {limit} = {self._limits.hung_after_s:g} s and has {self.load} requests"
+        limit = "rollout.request_timeout_s"  # half of it
+        text = f"it has made no step for {self._limits.hung_after_s:g} s and has {self.load} requests"
         self._report(Incident(kind=IncidentKind.DEADLINE, what="engine", text=f"{self._name}: {text}", limit=limit))
         self.die(text)
 

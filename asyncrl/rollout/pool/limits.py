@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """Seconds, except `max_restarts`. Their keys in the configuration are rollout.start_timeout_s, slow_after_s, request_timeout_s
-    (hung_after_s), publish_timeout_s and max_restarts."""
+    """Seconds, except `max_restarts`. Their keys in the configuration are those of [rollout] with the same names; hung_after_s is
+    half of request_timeout_s, so that a request is failed by what happened and not by its own patience."""
 
     start_timeout_s: float
     """An engine's opening."""

@@ -52,7 +52,7 @@ class MemberState:
 
 
 class Member:
-    """`changed`: told when its load is another, when it takes requests no more or again, and when it is given up."""
+    """`changed`: told when its load or version is another, when it takes requests no more or again, and when it is given up."""
 
     def __init__(
         self,
@@ -199,10 +199,8 @@ class Member:
     async def _obey(self, life: Life) -> bool:
         """Bring an engine to what is ordered. Returns, without an await after the last check, whether it can serve; it has died
         otherwise."""
-        weights, is_paused = None, False
-        while life.failure is None:
-            life.notice_death()
-            orders = self._orders
+        orders, weights, is_paused = self._orders, None, False
+        while not life.is_dead():
             if orders.is_open:
                 await orders.decided()
             elif orders.newest is not weights and orders.newest is not None:

@@ -105,8 +105,7 @@ class EnginePool:
                 continue
             life = self._members[number].life
             assert life is not None
-            life.notice_death()
-            if life.takes_requests:
+            if not life.is_dead():
                 return life
 
     async def _wait_for_an_engine(self) -> None:
