@@ -1,22 +1,32 @@
 """Tiny random models, and one kit an engine: what the conformance suite needs to know of an engine to test it.
 
-An engine joins the suite by a kit of its own in `KITS`.
+An engine joins the suite by a kit of its own in `KITS`, or in `REAL_KITS` when it starts processes (`make vllm` runs those).
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
+import pytest_asyncio
 import torch
 from transformers import PreTrainedModel
 
 from asyncrl.config.simulation import Scenario
-from asyncrl.ports import Decode, GenerateRequest, Generation, RolloutEngine, SamplingParams, WeightSnapshot
+from asyncrl.ports import Decode, GenerateRequest, Generation, RolloutEngine, SamplingParams, WeightSnapshot, World
 from asyncrl.rollout.pool import EnginePool, PoolLimits
+from asyncrl.rollout.publication.publisher import Publisher
+from asyncrl.rollout.publication.shelf import Shelf
 from asyncrl.rollout.torch_engine import TorchEngine
+from asyncrl.rollout.vllm.client import Client
+from asyncrl.rollout.vllm.engine import VLLMEngine
+from asyncrl.rollout.vllm.launch import launch
+from asyncrl.rollout.vllm.settings import VLLMSettings
 from asyncrl.simulation.edges.engine import SimEngines
 from asyncrl.simulation.edges.template import VOCABULARY
 from asyncrl.simulation.seams import Seams
@@ -59,8 +69,8 @@ class EngineKit(Protocol):
         """[len(ids) - 1, vocab]: log-probs of each next token by a plain forward of the version's weights."""
         ...
 
-    def kill(self, engine: RolloutEngine) -> None:
-        """Make the engine die of an internal error."""
+    def kill(self, engine: RolloutEngine) -> str:
+        """Make the engine die of an internal error. Returns words that its errors have then."""
         ...
 
 
@@ -95,12 +105,13 @@ class TorchKit:
             logits = self._model(version)(input_ids=torch.tensor([ids])).logits[0, :-1]
         return torch.log_softmax(logits.double() / temperature, -1)
 
-    def kill(self, engine: RolloutEngine) -> None:
+    def kill(self, engine: RolloutEngine) -> str:
         def die() -> None:
             raise RuntimeError("out of luck")
 
         assert isinstance(engine, TorchEngine)
         engine._commands.put(die)
+        return "out of luck"
 
 
 class PoolKit(TorchKit):
@@ -116,10 +127,10 @@ class PoolKit(TorchKit):
         limits = PoolLimits(start_timeout_s=60, slow_after_s=30, hung_after_s=60, publish_timeout_s=60, max_restarts=0)
         return EnginePool(makers, limits=limits)
 
-    def kill(self, engine: RolloutEngine) -> None:
+    def kill(self, engine: RolloutEngine) -> str:
         assert isinstance(engine, EnginePool)
-        for life in engine._lives():
-            super().kill(life.engine)
+        words = {super(PoolKit, self).kill(life.engine) for life in engine._lives()}
+        return words.pop()
 
 
 class SimulatedKit:
@@ -150,8 +161,116 @@ class SimulatedKit:
     def log_probs(self, version: int, ids: Sequence[int], temperature: float) -> torch.Tensor:
         raise NotImplementedError
 
-    def kill(self, engine: RolloutEngine) -> None:
+    def kill(self, engine: RolloutEngine) -> str:
         raise NotImplementedError
+
+
+# --- a real vLLM ------------------------------------------------------------------------------------------------------------------
+
+REAL = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
+"""Marks of what starts a vLLM: it takes its time, and warns of its own affairs while it is imported."""
+
+VLLM_SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "max_position_embeddings": 1024}
+"""vLLM's CPU build has no smaller heads."""
+
+
+class SharedVLLM:
+    """One vLLM for many tests: started when it is asked for, reset for each engine, started anew when a test has killed it."""
+
+    def __init__(self, folder: Path, models: Callable[[int], PreTrainedModel], world: World) -> None:
+        self.folder = str(folder)
+        self.models = cache(models)
+        self.world = world
+        self.shelf = Shelf(world=world)
+        self._client: Client | None = None
+        self._publisher = Publisher("shm", self.folder, self.shelf)
+        self.models(0).save_pretrained(self.folder)
+
+    async def lend(self, settings: VLLMSettings, world: World) -> Client:
+        """An Opener: of a vLLM with room for all that the tests ask, with weights of version 0."""
+        if self._client is None or self._client.is_dead:
+            await self.close()
+            self._publisher = Publisher("shm", self.folder, self.shelf)
+            self._client = await launch(replace(settings, max_num_seqs=64, context_len=512), self.world)
+            await self._publisher.open(self._client.control, 0)
+        else:
+            await self._publisher.publish(self._client.control, 0, self.models(0).state_dict(), is_paused=False)
+        meter = self._client.meter
+        for each in fields(meter):
+            setattr(meter, each.name, each.default)
+        return _Lent(self._client)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+
+class _Lent:
+    """A Client that outlives the engine it is lent to."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def close(self) -> None:
+        pass
+
+
+class VLLMKit:
+    """The real vLLM over a tiny model."""
+
+    vocab_size = VOCAB
+    has_model = True
+
+    def __init__(self, shared: SharedVLLM) -> None:
+        self._shared = shared
+
+    def make(
+        self, *, max_num_seqs: int = 8, context_len: int = 128, version: int = 0, decode: Decode | None = spell
+    ) -> RolloutEngine:
+        shared = self._shared
+        return VLLMEngine(
+            VLLMSettings(model=shared.folder, dtype="float32", max_num_seqs=max_num_seqs, context_len=context_len),
+            world=shared.world,
+            publisher=Publisher("shm", shared.folder, shared.shelf),
+            decode=decode,
+            version=version,
+            opener=shared.lend,
+        )
+
+    def snapshot(self, version: int) -> WeightSnapshot:
+        return Snapshot(tensors=dict(self._shared.models(version).state_dict()))
+
+    def log_probs(self, version: int, ids: Sequence[int], temperature: float) -> torch.Tensor:
+        with torch.no_grad():
+            logits = self._shared.models(version)(input_ids=torch.tensor([ids])).logits[0, :-1]
+        return torch.log_softmax(logits.double() / temperature, -1)
+
+    def kill(self, engine: RolloutEngine) -> str:
+        assert isinstance(engine, VLLMEngine)
+        assert engine._client is not None
+        core = engine._client.processes[0]
+        os.kill(core.pid, signal.SIGKILL)
+        return f"EngineCore (pid {core.pid})"
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_vllm(make_lm: MakeLM, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Callable[[bool], SharedVLLM]]:
+    """shared_vllm(is_tied): the one with a Qwen2 whose head is its embedding, or is not."""
+    async with RealWorld() as world:
+
+        @cache
+        def shared(is_tied: bool) -> SharedVLLM:
+            sizes = {**SIZES, **VLLM_SIZES, "tie_word_embeddings": is_tied}
+            folder = tmp_path_factory.mktemp("vllm") / "model"
+            return SharedVLLM(folder, lambda version: make_lm("qwen2", seed=100 + version, **sizes), world)
+
+        yield shared
+        for is_tied in (True, False):
+            await shared(is_tied).close()
 
 
 KITS: dict[str, Callable[[MakeLM], EngineKit]] = {
@@ -166,16 +285,30 @@ KITS: dict[str, Callable[[MakeLM], EngineKit]] = {
 SIMULATED = {"simulated": SimulatedKit(), "simulated-batching": SimulatedKit(prefill_tokens=64)}
 
 
-@pytest.fixture(params=[*KITS, *SIMULATED])
+REAL_KITS: dict[str, Callable[[pytest.FixtureRequest], EngineKit]] = {
+    "vllm": lambda request: VLLMKit(request.getfixturevalue("shared_vllm")(True)),
+    "vllm-untied": lambda request: VLLMKit(request.getfixturevalue("shared_vllm")(False)),
+}
+REAL_PARAMS = [pytest.param(name, marks=REAL) for name in REAL_KITS]
+
+
+def kit_of(request: pytest.FixtureRequest, tiny_model: MakeLM) -> EngineKit:
+    name = request.param
+    if name in REAL_KITS:
+        return REAL_KITS[name](request)
+    return SIMULATED[name] if name in SIMULATED else KITS[name](tiny_model)
+
+
+@pytest.fixture(params=[*KITS, *SIMULATED, *REAL_PARAMS])
 def kit(request: pytest.FixtureRequest, tiny_model: MakeLM) -> EngineKit:
     """Each engine in turn."""
-    return SIMULATED[request.param] if request.param in SIMULATED else KITS[request.param](tiny_model)
+    return kit_of(request, tiny_model)
 
 
-@pytest.fixture(params=KITS)
+@pytest.fixture(params=[*KITS, *REAL_PARAMS])
 def model_kit(request: pytest.FixtureRequest, tiny_model: MakeLM) -> EngineKit:
     """Each engine with a model."""
-    return KITS[request.param](tiny_model)
+    return kit_of(request, tiny_model)
 
 
 def make_request(

@@ -22,6 +22,7 @@ from asyncrl.rollout.stopping import StopRules
 from asyncrl.rollout.vllm.answers import Answer, Call, Part
 from asyncrl.rollout.vllm.client import Client, Opener
 from asyncrl.rollout.vllm.launch import launch
+from asyncrl.rollout.vllm.meter import Meter
 from asyncrl.rollout.vllm.processes import Process, Watch
 from asyncrl.rollout.vllm.settings import VLLMSettings
 from asyncrl.rollout.vllm.waiters import Waiters
@@ -63,6 +64,7 @@ class VLLMEngine:
         self._num_in_flight = 0
         self._waiters = Waiters()
         self._client: Client | None = None
+        self._meter = Meter()
         self._watch: Watch | None = None
 
     @property
@@ -82,7 +84,7 @@ class VLLMEngine:
     @property
     def beats(self) -> int:
         """Steps whose tokens have arrived here."""
-        return 0 if self._client is None else self._client.meter.beats
+        return self._meter.beats
 
     # --- requests ----------------------------------------------------------------------------------------------------------------
 
@@ -200,13 +202,14 @@ class VLLMEngine:
             "free_slots": self._settings.max_num_seqs - running,
             "version": self._version,
         }
-        return stats if self._client is None else {**self._client.meter.stats(), **stats}
+        return {**self._meter.stats(), **stats}
 
     # --- life --------------------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         """Raises ConfigError, ModelError or EngineError when vLLM does not start; then nothing is left of it."""
         self._client = client = await self._opener(self._settings, self._world)
+        self._meter = client.meter
         self._watch = Watch(client.processes, self._die_of)
         try:
             with self._waiters.waiting():
@@ -230,6 +233,7 @@ class VLLMEngine:
             log.error("vLLM's processes are killed: %s", error)
             self._watch.kill()
         finally:
+            self._client = None  # what vLLM has left in this process goes with it
             self._watch.close()
             await self._publisher.close()
 

@@ -1,7 +1,6 @@
 """Is vLLM there, and does it import? Asked before a run is anything; nothing here imports it but `import_vllm`."""
 
 import importlib
-import warnings
 from importlib.util import find_spec
 
 from asyncrl.errors import ConfigError
@@ -23,10 +22,8 @@ def import_vllm() -> None:
     """Seconds of work; nothing the second time. Raises ConfigError when it is not there, or is broken, with the cause."""
     check_installed()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of vLLM's own code, which the user cannot change
-            for module in MODULES:
-                importlib.import_module(module)
+        for module in MODULES:
+            importlib.import_module(module)
     except Exception as error:  # whatever a package beside it raises while it is imported
         raise ConfigError(
             f"vLLM is installed, but cannot be imported: {named_message_of(error)}; often a package beside it is of another build "
