@@ -31,6 +31,9 @@ from asyncrl.simulation.edges.engine import SimEngines
 from asyncrl.simulation.edges.template import VOCABULARY
 from asyncrl.simulation.seams import Seams
 from asyncrl.world import RealWorld
+from tests.rollout.openai.kits import FakeKit, Fakes, LiveKit, fakes, live
+
+__all__ = ["fakes", "live"]  # fixtures
 
 VOCAB = 150
 # Weights so large that a version leaves its mark on every log-prob.
@@ -288,27 +291,32 @@ SIMULATED = {"simulated": SimulatedKit(), "simulated-batching": SimulatedKit(pre
 REAL_KITS: dict[str, Callable[[pytest.FixtureRequest], EngineKit]] = {
     "vllm": lambda request: VLLMKit(request.getfixturevalue("shared_vllm")(True)),
     "vllm-untied": lambda request: VLLMKit(request.getfixturevalue("shared_vllm")(False)),
+    "openai": lambda request: LiveKit(request.getfixturevalue("live")),
 }
+FAKE = "openai-fake"
+"""The engine over HTTP, its server a fake."""
 REAL_PARAMS = [pytest.param(name, marks=REAL) for name in REAL_KITS]
 
 
-def kit_of(request: pytest.FixtureRequest, tiny_model: MakeLM) -> EngineKit:
+def kit_of(request: pytest.FixtureRequest, tiny_model: MakeLM, fakes: Fakes) -> EngineKit:
     name = request.param
+    if name == FAKE:
+        return FakeKit(fakes)
     if name in REAL_KITS:
         return REAL_KITS[name](request)
     return SIMULATED[name] if name in SIMULATED else KITS[name](tiny_model)
 
 
-@pytest.fixture(params=[*KITS, *SIMULATED, *REAL_PARAMS])
-def kit(request: pytest.FixtureRequest, tiny_model: MakeLM) -> EngineKit:
+@pytest.fixture(params=[*KITS, FAKE, *SIMULATED, *REAL_PARAMS])
+def kit(request: pytest.FixtureRequest, tiny_model: MakeLM, fakes: Fakes) -> EngineKit:
     """Each engine in turn."""
-    return kit_of(request, tiny_model)
+    return kit_of(request, tiny_model, fakes)
 
 
-@pytest.fixture(params=[*KITS, *REAL_PARAMS])
-def model_kit(request: pytest.FixtureRequest, tiny_model: MakeLM) -> EngineKit:
+@pytest.fixture(params=[*KITS, FAKE, *REAL_PARAMS])
+def model_kit(request: pytest.FixtureRequest, tiny_model: MakeLM, fakes: Fakes) -> EngineKit:
     """Each engine with a model."""
-    return kit_of(request, tiny_model)
+    return kit_of(request, tiny_model, fakes)
 
 
 def make_request(
