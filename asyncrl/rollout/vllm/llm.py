@@ -63,6 +63,11 @@ class LLM:
         await self._world.offload(self._llm.shutdown, pool="engines", timeout_s=CLOSE_TIMEOUT_S)
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+        self._llm.shutdown = _is_shut_down  # its __del__ calls it, maybe at the end of Python, when half of what it needs is gone
+
+
+def _is_shut_down() -> None:
+    """Once is enough."""
 
 
 def _who(call: Call) -> str:
