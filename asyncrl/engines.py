@@ -6,13 +6,16 @@ None is started here: that is done by who opens them. vLLM and aiohttp are impor
 """
 
 import functools
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from transformers import AutoConfig
 
 from asyncrl.config import ModelConfig, TrainRun
+from asyncrl.errors import ConfigError
 from asyncrl.ports import Decode, RolloutEngine, World
 from asyncrl.rollout.opened_later import OpenedLater
 from asyncrl.rollout.pool import EnginePool, PoolLimits
@@ -137,6 +140,7 @@ def _openai_makers(run: TrainRun, world: World, decode: Decode, shelf: Shelf) ->
 
     rollout, openai = run.rollout, run.rollout.openai
     vocab_size = AutoConfig.from_pretrained(run.model.path, local_files_only=True).get_text_config().vocab_size
+    addresses = {base_url: _own_address(base_url) for base_url in openai.base_urls}
 
     def make(base_url: str) -> RolloutEngine:
         server = ServerSettings(
@@ -148,7 +152,19 @@ def _openai_makers(run: TrainRun, world: World, decode: Decode, shelf: Shelf) ->
             vocab_size=vocab_size,
             control_timeout_s=rollout.publish_timeout_s,
         )
-        publisher = Publisher(rollout.transfer, run.model.path, shelf)
+        publisher = Publisher(rollout.transfer, run.model.path, shelf, address=addresses[base_url])
         return OpenAIEngine(server, world=world, decode=decode, publisher=publisher)
 
     return [functools.partial(make, base_url) for base_url in openai.base_urls]
+
+
+def _own_address(base_url: str) -> str:
+    """Of this machine, as the server reaches it. Sends nothing. Raises ConfigError for a name that nobody knows."""
+    parts = urlsplit(base_url)
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"rollout.openai.base_urls: {base_url} cannot be reached: {error}") from error
