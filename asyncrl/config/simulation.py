@@ -249,8 +249,15 @@ class Scenario(Section):
         trainer = self.trainer.model_copy(update={"log_trajectories": 0, "tensorboard": False})
         # There are no micro-batches, so that no budget is too small.
         actor = self.actor.model_copy(update={"ppo_max_token_len_per_gpu": MOST})
-        sections |= {"data": data, "agent": agent, "trainer": trainer, "actor": actor}
+        sections |= {"data": data, "agent": agent, "trainer": trainer, "actor": actor, "rollout": self._pool()}
         return TrainRun.model_validate({**sections, "model": {"path": "simulated"}})
+
+    def _pool(self) -> RolloutConfig:
+        """Its engines are always a pool, whatever their number. Where the pool's usual limit is too long for it, it is half as long
+        as may be: a run of one engine, which has no pool, need not have said anything about it."""
+        rollout, usual_s = self.rollout, RolloutConfig().slow_after_s
+        slow_after_s = min(usual_s, rollout.hung_after_s / 2) if rollout.slow_after_s == usual_s else rollout.slow_after_s
+        return rollout.model_copy(update={"name": "vllm", "num_engines": self.sim.engine.count, "slow_after_s": slow_after_s})
 
 
 def _as_tuple(value: Json) -> Json:

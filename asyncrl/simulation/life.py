@@ -14,7 +14,7 @@ from asyncrl.config import TrainRun
 from asyncrl.observe.incidents import Incidents
 from asyncrl.observe.lineage import Lineage
 from asyncrl.observe.sight import Sight
-from asyncrl.simulation.edges.engine import SimEngines
+from asyncrl.simulation.edges.engines import SimEngines
 from asyncrl.simulation.edges.journal import SimJournal
 from asyncrl.simulation.edges.policy import SimPolicy
 from asyncrl.simulation.edges.reward import sim_scorer

@@ -13,6 +13,8 @@ from asyncrl.ports import GenerateRequest, Generation
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
+    from asyncrl.simulation.edges.engine import SimEngine
+
 
 class SavePart(StrEnum):
     """How far a checkpoint is. Only one that is done is there."""
@@ -21,6 +23,14 @@ class SavePart(StrEnum):
     HALF = "half written"
     WRITTEN = "written, and not DONE"
     DONE = "DONE, and nothing pruned or purged"
+
+
+class EngineDeath(StrEnum):
+    """How an engine dies."""
+
+    AT_ONCE = "at once"
+    AND_AT_START = "at once, and the next start fails"
+    WITH_WEIGHTS = "in the middle of taking the next weights"
 
 
 class Observer(Protocol):
@@ -42,8 +52,16 @@ class Witness(Observer, Protocol):
         """A session asks an engine."""
         ...
 
+    def taken(self, request: GenerateRequest, engine: "SimEngine") -> None:
+        """An engine has the request now."""
+        ...
+
     def generated(self, request: GenerateRequest, generation: Generation) -> None:
         """An engine gives this answer."""
+        ...
+
+    def failed(self, request: GenerateRequest, error: BaseException) -> None:
+        """A request to the engines of training ends without an answer."""
         ...
 
     def save_begins(self, step: int) -> None:
@@ -78,9 +96,9 @@ class Seams:
     async def reward(self) -> None:
         """Before a reward is computed: may raise, or never return."""
 
-    def engine_dies(self) -> bool:
-        """At the begin of a generate call: does its engine die now?"""
-        return False
+    def engine_dies(self) -> EngineDeath | None:
+        """At the begin of a generate call: does its engine die, and how?"""
+        return None
 
     def hangs(self, request_id: str) -> float | None:
         """At the begin of a generate call: None, or it is never answered, and its engine makes no step for so many seconds."""
@@ -118,10 +136,20 @@ class Seams:
         if self._witness is not None:
             self._witness.asked(request)
 
+    def taken(self, request: GenerateRequest, engine: "SimEngine") -> None:
+        """As a witness is told."""
+        if self._witness is not None:
+            self._witness.taken(request, engine)
+
     def generated(self, request: GenerateRequest, generation: Generation) -> None:
         """As a witness is told."""
         if self._witness is not None:
             self._witness.generated(request, generation)
+
+    def failed(self, request: GenerateRequest, error: BaseException) -> None:
+        """As a witness is told."""
+        if self._witness is not None:
+            self._witness.failed(request, error)
 
     def updated(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> None:
         """As a witness is told."""

@@ -27,7 +27,7 @@ from asyncrl.rollout.vllm.client import Client
 from asyncrl.rollout.vllm.engine import VLLMEngine
 from asyncrl.rollout.vllm.launch import launch
 from asyncrl.rollout.vllm.settings import VLLMSettings
-from asyncrl.simulation.edges.engine import SimEngines
+from asyncrl.simulation.edges.engines import SimEngines
 from asyncrl.simulation.edges.template import VOCABULARY
 from asyncrl.simulation.seams import Seams
 from asyncrl.world import RealWorld

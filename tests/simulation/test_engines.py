@@ -1,4 +1,4 @@
-"""Simulated engines against a reference that follows every row by itself; routing against a plain minimum."""
+"""Simulated engines against a reference that follows every row by itself."""
 
 import asyncio
 import random
@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from math import ceil
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asyncrl.config.simulation import SimEngineConfig
 from asyncrl.errors import EngineError
 from asyncrl.ports import StopReason
-from asyncrl.simulation.edges.routing import STALE, LeastLoaded
 from asyncrl.simulation.edges.sampler import Answer
 from asyncrl.simulation.edges.slots import Engine, Row
 from asyncrl.simulation.events import EventLog
@@ -173,9 +170,21 @@ class Told:
         self.story = story
         self.tales = [Tale(number=number) for number in range(len(story.requests))]
         self.loop = VirtualLoop(0, order=Order.STRICT)
-        world = SimWorld(self.loop, run_seed=0, log=EventLog())
-        self.engine = Engine(0, story.config, story.slots, world, Seams(), version=0, changed=lambda engine: None)
+        self.world = SimWorld(self.loop, run_seed=0, log=EventLog())
+        self.version = 0
+        self.engine = self._new_engine()
         self.loop.after_turn = self._check
+
+    def _new_engine(self) -> Engine:
+        return Engine(0, self.story.config, self.story.slots, self.world, Seams(), version=self.version)
+
+    def _replace(self) -> None:
+        """By one with the newest weights, as a pool does."""
+        self.engine = self._new_engine()
+
+    def _stamp(self, version: int) -> None:
+        self.version = version
+        self.engine.stamp(version)
 
     def _check(self) -> None:
         assert 0 <= self.engine.num_running <= self.story.slots
@@ -190,11 +199,11 @@ class Told:
 
     async def _run(self) -> None:
         for at_s in self.story.dies_s:
-            self.loop.call_at(at_s + self.story.down_s, self.engine.come_back)
+            self.loop.call_at(at_s + self.story.down_s, self._replace)
         for at_s in self.story.dies_s:
             self.loop.call_at(at_s, self.engine.die, "it died")
         for number, at_s in enumerate(self.story.published_s):
-            self.loop.call_at(at_s, self.engine.stamp, number + 1)
+            self.loop.call_at(at_s, self._stamp, number + 1)
         tasks = [asyncio.create_task(self._generate(tale)) for tale in self.tales]
         await asyncio.gather(*tasks)
         assert self.engine.load == 0
@@ -209,15 +218,15 @@ class Told:
             log_prob=-1.0,
             stop_reason=StopReason.STOP,
         )
-        row = Row(answer, self.loop.create_future())
+        row, engine = Row(answer, self.loop.create_future()), self.engine
         try:
-            if self.engine.is_alive:
+            if engine.is_alive:
                 async with asyncio.timeout(request.cancel_s):
-                    self.engine.take(row)
+                    engine.take(row)
                     try:
                         await row.future
                     finally:
-                        self.engine.leave(row)
+                        engine.leave(row)
                 tale.outcome = "ok"
                 tale.versions = [span.version for span in row.spans() for _ in range(span.start, span.end)]
             else:
@@ -299,38 +308,3 @@ def test_more_rows_than_saturate_an_engine_bring_nothing() -> None:
         return max(tale.end_s for tale in Told(story).run())
 
     assert [seconds(rows) for rows in (1, 2, 4)] == pytest.approx([1.0, 2.0, 4.0])
-
-
-# --- routing ----------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Thing:
-    number: int
-    load: int = 0
-    is_alive: bool = True
-
-
-@given(
-    size=st.integers(1, 6),
-    moves=st.lists(st.tuples(st.sampled_from(["take", "leave", "die", "back"]), st.integers(0, 5)), max_size=300),
-)
-def test_the_router_chooses_the_first_of_the_least_loaded(size: int, moves: list[tuple[str, int]]) -> None:
-    router, things = LeastLoaded(), [Thing(number) for number in range(size)]
-    router.watch(things)
-    for move, number in moves:
-        chosen = router.choose()
-        alive = [thing for thing in things if thing.is_alive]
-        assert chosen == (min(alive, key=lambda thing: thing.load).number if alive else None)
-        thing = things[number % size]
-        if move == "take" and chosen is not None:
-            thing = things[chosen]
-            thing.load += 1
-        elif move == "leave" and thing.load:
-            thing.load -= 1
-        elif move == "die":
-            thing.load, thing.is_alive = 0, False
-        elif move == "back":
-            thing.is_alive = True
-        router.changed(thing)
-        assert len(router._heap) <= STALE * size + 1

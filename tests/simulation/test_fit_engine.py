@@ -42,7 +42,7 @@ class Bench:
         self.loop = VirtualLoop(0, order=Order.STRICT)
         self.requests = requests
         world = SimWorld(self.loop, run_seed=0, log=EventLog())
-        self.engine = BatchingEngine(0, config, slots, world, Seams(), version=0, changed=lambda engine: None)
+        self.engine = BatchingEngine(0, config, slots, world, Seams(), version=0)
         self.slots = slots
         self.ends_s: list[float] = []
         self.rows: list[Row] = []

@@ -1,6 +1,6 @@
 """One simulated engine that takes rows in as the embedded one does: between two steps, all that wait together.
 
-SimEngines -> take -> [BatchingEngine] -> row.future; `sim.engine.prefill_tokens` chooses it
+SimEngine -> take -> [BatchingEngine] -> row.future; `sim.engine.prefill_tokens` chooses it
 
 What `slots.Engine` leaves out, and a fit to a real engine needs: a row waits for the end of the step under way; rows that join at
 one border share prefills, equal prompts computed once and shorter ones padded; a prefill gives each row its first token, so a row
@@ -8,7 +8,7 @@ of n tokens is in n - 1 decode steps. It counts its work as the embedded engine 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import ceil
 
 from asyncrl.config.simulation import SimEngineConfig
@@ -33,10 +33,9 @@ class BatchingEngine(Engine):
         seams: Seams,
         *,
         version: int,
-        changed: Callable[[Engine], None],
         name: str = "engine",
     ) -> None:
-        super().__init__(number, config, slots, world, seams, version=version, changed=changed, name=name)
+        super().__init__(number, config, slots, world, seams, version=version, name=name)
         self.decoding, self.prefilling = WorkSums(), WorkSums()
         self._filled_at = -1.0
 
@@ -45,7 +44,6 @@ class BatchingEngine(Engine):
         self.num_waiting += 1
         self._advance()
         self._set_timer()
-        self._changed(self)
 
     def _next_event(self) -> float | None:
         ends = self._running[0].end if self._running else None

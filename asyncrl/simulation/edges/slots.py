@@ -13,7 +13,6 @@ counter of steps an engine and one timer for its next row to end, whatever the n
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable
 from math import ceil, inf
 
 from asyncrl.config.simulation import SimEngineConfig
@@ -50,7 +49,8 @@ class Row:
 
 
 class Engine:
-    """`changed`: told whenever its load is another. `_steps`: decode steps so far, as of `_at`; until `_prefilling_until` none."""
+    """It dies for good. `hangs_until`: when it goes on; past, when it does not hang. `_steps`: decode steps so far, as of `_at`;
+    until `_prefilling_until` none."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class Engine:
         seams: Seams,
         *,
         version: int,
-        changed: Callable[["Engine"], None],
         name: str = "engine",
     ) -> None:
         self.number = number
         self.name = f"{name} {number}"
+        self.hangs_until = 0.0
         self.is_alive = True
         self.num_running = self.num_waiting = 0
         self._waiting: deque[Row] = deque()
@@ -76,7 +76,6 @@ class Engine:
         self._world = world
         self._seams = seams
         self._version = version
-        self._changed = changed
         self._is_paused = self._hangs = False
         self._worked = 0.0
         self._steps = self._target = 0.0
@@ -100,7 +99,6 @@ class Engine:
         self._waiting.append(row)
         self.num_waiting += 1
         self._fill()
-        self._changed(self)
 
     def leave(self, row: Row) -> None:
         """Nobody waits for it any more. One that has ended is gone already."""
@@ -114,10 +112,9 @@ class Engine:
             self._set_timer()
         else:
             self.num_waiting -= 1
-        self._changed(self)
 
     def die(self, reason: str) -> None:
-        """Every request fails; nothing comes in until `come_back`."""
+        """Every request fails."""
         rows = [row for row in (*self._waiting, *self._running) if not row.is_gone]
         self._waiting.clear()
         self._running.clear()
@@ -131,14 +128,6 @@ class Engine:
             if not row.future.done():
                 row.future.set_exception(EngineError(reason))
         self._steps = 0.0
-
-    def come_back(self) -> None:
-        """Empty."""
-        self.is_alive = True
-        self._hangs = False
-        self._prefilling_until = 0.0
-        self._at = self._world.now()
-        self._changed(self)
 
     # --- weights
 
@@ -163,14 +152,18 @@ class Engine:
     # --- faults
 
     def hang(self, seconds: float) -> None:
-        """Stand still for so long; dying ends it, too."""
+        """Stand still for so long, or for longer when it does so already."""
+        until = self._world.now() + seconds
+        if until <= self.hangs_until:
+            return
         self._advance()
         self._hangs = True
+        self.hangs_until = until
         self._cancel_timer()
-        asyncio.get_running_loop().call_later(seconds, self._go_on)
+        asyncio.get_running_loop().call_later(seconds, self._go_on, until)
 
-    def _go_on(self) -> None:
-        if self._hangs and self.is_alive:
+    def _go_on(self, until: float) -> None:
+        if until == self.hangs_until and self.is_alive:
             self._advance()
             self._hangs = False
             self._fill()
@@ -260,7 +253,6 @@ class Engine:
                 row.future.set_result(None)
         self._fill()
         self._set_timer()
-        self._changed(self)
 
     def _free(self, row: Row) -> None:
         self.num_running -= 1

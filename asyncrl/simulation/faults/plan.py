@@ -22,7 +22,7 @@ from asyncrl.simulation.faults.rates import Rate
 from asyncrl.simulation.faults.resumes import ResumeFaults
 from asyncrl.simulation.faults.sites import SiteFaults
 from asyncrl.simulation.loop import VirtualLoop
-from asyncrl.simulation.seams import Observer, SavePart, Seams, Witness
+from asyncrl.simulation.seams import EngineDeath, Observer, SavePart, Seams, Witness
 from asyncrl.stopping import Stop
 from asyncrl.world import derive_seed
 
@@ -36,6 +36,8 @@ SYNC_HANG_S = 3600.0
 """Seconds that a sync tool hangs in its thread."""
 HANGS_S = (0.0, 1.0, 100.0, 2000.0)
 """Seconds that an engine stands still: not at all, or up to so many."""
+DEATHS = ((0.2, EngineDeath.AND_AT_START), (0.4, EngineDeath.WITH_WEIGHTS))
+"""(up to which draw, how): the others at once."""
 LOUDNESS = (0.2, 1.0, 3.0)
 """Times its rate that a kind is armed with: a seed may see much of one fault and little of another."""
 OF_A_LIFE = frozenset({FaultKind.CRASH, FaultKind.SIGTERM, FaultKind.CHECKPOINT_DAMAGE})
@@ -142,8 +144,14 @@ class FaultPlan(Seams):
         if self.strikes(FaultKind.REWARD_HANG, "reward"):
             await _hang()
 
-    def engine_dies(self) -> bool:
-        return self.strikes(FaultKind.ENGINE_DEATH, "engine")
+    def engine_dies(self) -> EngineDeath | None:
+        kind = FaultKind.ENGINE_DEATH
+        if not self.rates[kind].hits():
+            return None
+        drawn = self.rates[kind].draw()
+        death = next((death for share, death in DEATHS if drawn < share), EngineDeath.AT_ONCE)
+        self.note(kind, f"engine, {death}")
+        return death
 
     def hangs(self, request_id: str) -> float | None:
         if request_id.startswith(EVALUATION):

@@ -37,6 +37,8 @@ DEAF_SHARE = 0.25
 """Of the guests that hang: no cancellation ends them."""
 INJECTED = "injected"
 """Argument of a CancelledError that was thrown in."""
+INJECTED_INTO = "injected into"
+"""Texts of errors that were thrown in begin so."""
 
 Hit = Callable[[FaultKind, str, list[FrameType]], None]
 """Told of each fault: its kind, the task's name, and the frames of every await that it goes through, outermost first."""
@@ -127,7 +129,7 @@ class ResumeFaults:
 
     def error_for(self, task: str) -> Exception:
         """What a guest may raise is anybody's choice, and some of it has a meaning elsewhere."""
-        text = f"injected into task {task!r}"
+        text = f"{INJECTED_INTO} task {task!r}"
         if self._is_searching or not task.startswith(GUESTS):
             return InjectedError(text)
         return GUESTS_ERRORS[int(self._draw() * len(GUESTS_ERRORS))](text)

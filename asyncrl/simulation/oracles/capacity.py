@@ -2,6 +2,8 @@
 kept does not grow.
 """
 
+from itertools import islice
+
 from asyncrl.simulation.oracles.ground import Ground, Task
 from asyncrl.simulation.oracles.oracle import Oracle
 from asyncrl.simulation.oracles.shadow import Changes
@@ -52,9 +54,9 @@ class Places(Oracle):
         for name, places in self._tools._places.items():
             if not 0 <= places._value <= self._max_tools:
                 self.fail(f"tool {name!r} has {places._value} free places of {self._max_tools}")
-        for engine in self.ground.engines._engines[:16]:  # each holds itself to it: a model's check, and the loop must stay cheap
-            if engine.num_running > self._slots:
-                self.fail(f"{engine.name} runs {engine.num_running} rows in {self._slots} slots")
+        for engine in islice(self.ground.engines.serving(), 16):  # each holds itself to it: a model's check, to be cheap
+            if engine.slots.num_running > self._slots:
+                self.fail(f"{engine.name} runs {engine.slots.num_running} rows in {self._slots} slots")
 
     def _check_free(self) -> None:
         """No group, session or tool is under way: every place is free."""
@@ -64,9 +66,12 @@ class Places(Oracle):
         places_of_sessions = self.ground.runner._places
         if places_of_sessions is not None and places_of_sessions._value != self._max_sessions:
             self.fail(f"no session is under way, and {places_of_sessions._value} of {self._max_sessions} session places are free")
-        for engine in self.ground.engines._engines:
-            if engine.load:
-                self.fail(f"no session is under way, and {engine.name} has {engine.load} requests")
+        for member in self.ground.engines._members:
+            if member.load:
+                self.fail(f"no session is under way, and {member.name} counts {member.load} requests")
+        for engine in self.ground.engines.serving():
+            if engine.slots.load:
+                self.fail(f"no session is under way, and {engine.name} has {engine.slots.load} requests")
 
     def end(self) -> None:
         ground = self.ground

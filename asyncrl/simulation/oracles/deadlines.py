@@ -74,7 +74,7 @@ class Progress(Oracle):
 
     def turn(self) -> None:
         now, ground = self.ground.loop.time(), self.ground
-        state = (ground.engines.version, len(ground.machine.checkpoints), ground.machine.newest, ground.trainer.step)
+        state = (ground.engines.published, len(ground.machine.checkpoints), ground.machine.newest, ground.trainer.step)
         if state != self._state:
             self._state, self._last = state, max(self._last, now)
         if now - self._last > self._bound_s:

@@ -10,7 +10,7 @@ from asyncrl.config import TrainRun
 from asyncrl.feed import Feed
 from asyncrl.replay import Admission, ReplayBuffer
 from asyncrl.replay.signal import Signal
-from asyncrl.simulation.edges.engine import SimEngines
+from asyncrl.simulation.edges.engines import SimEngines
 from asyncrl.simulation.edges.policy import Lineage, SimPolicy
 from asyncrl.simulation.faults.kinds import FaultKind
 from asyncrl.simulation.loop import VirtualLoop

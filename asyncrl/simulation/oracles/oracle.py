@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from asyncrl.ports import GenerateRequest, Generation
+from asyncrl.simulation.edges.engine import SimEngine
 from asyncrl.simulation.edges.policy import Lineage
 from asyncrl.simulation.errors import Violation
 from asyncrl.simulation.oracles.book import Line
@@ -54,8 +55,23 @@ class Oracle:
     def asked(self, request: GenerateRequest) -> None:
         """A session asked an engine."""
 
+    def taken(self, request: GenerateRequest, engine: SimEngine) -> str:
+        """An engine has it. Told at once, in the middle of a turn: returns what is wrong, for `strange` to tell when it is over."""
+        return ""
+
     def generated(self, request: GenerateRequest, generation: Generation) -> None:
         """An engine answered."""
+
+    def given(self, request: GenerateRequest, generation: Generation) -> str:
+        """`generated`, but told at once, as for `taken`."""
+        return ""
+
+    def failed(self, request: GenerateRequest, error: BaseException) -> str:
+        """It ended without an answer. As for `taken`."""
+        return ""
+
+    def strange(self, text: str) -> None:
+        """What was wrong in the middle of the turn."""
 
     def measured(self, step: int, version: int) -> None:
         """The numbers of an evaluation were written down."""

@@ -26,6 +26,7 @@ from asyncrl.simulation.oracles.capacity import Bounded, Emptied, Places
 from asyncrl.simulation.oracles.conservation import Conservation, keep_book
 from asyncrl.simulation.oracles.consumed import Fresh
 from asyncrl.simulation.oracles.deadlines import Deadlines, Progress
+from asyncrl.simulation.oracles.engines import Engines
 from asyncrl.simulation.oracles.evaluated import Evaluated, check_measured
 from asyncrl.simulation.oracles.fencing import Fencing, Once
 from asyncrl.simulation.oracles.ground import Ground
@@ -47,6 +48,7 @@ from asyncrl.wiring import Edges
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
+    from asyncrl.simulation.edges.engine import SimEngine
     from asyncrl.simulation.oracles.book import Line
 
 # Living first: it keeps the tasks.
@@ -64,6 +66,7 @@ ORACLES: tuple[type[Oracle], ...] = (
     Recovery,
     TokenInTokenOut,
     InFlight,
+    Engines,
     Evaluated,
     Places,
     Bounded,
@@ -76,8 +79,8 @@ ORACLES: tuple[type[Oracle], ...] = (
 """In the order in which they are asked."""
 
 HEARD = (
-    *("begin", "fed", "begun", "ended", "entry", "asked", "generated", "updated", "measured", "saving"),
-    *("busy_until", "turn", "due", "end"),
+    *("begin", "fed", "begun", "ended", "entry", "asked", "generated", "taken", "given", "failed", "strange"),
+    *("updated", "measured", "saving", "busy_until", "turn", "due", "end"),
 )
 """What an oracle may hear."""
 Note = tuple[str, tuple[Any, ...]]
@@ -147,7 +150,7 @@ class Oracles:
             return
         loop = ground.loop
         # A save makes a new list of checkpoints, a notification of admission's a new event.
-        seen = (ground.engines.version, ground.changed._next, ground.machine.checkpoints)
+        seen = (ground.engines.newest, ground.engines.published, ground.changed._next, ground.machine.checkpoints)
         if not (self._notes or loop.begun or loop.ended) and loop._now < self._due and all(map(is_, seen, self._seen)):
             return
         self._seen = seen
@@ -230,9 +233,24 @@ class Oracles:
         """A checkpoint is asked for."""
         self._notes.append(("saving", (step,)))
 
+    def taken(self, request: GenerateRequest, engine: "SimEngine") -> None:
+        """An engine has a request."""
+        self._ask_now("taken", request, engine)
+
     def generated(self, request: GenerateRequest, generation: Generation) -> None:
-        """An engine's answer, as it leaves the engine."""
+        """An engine's answer, as it leaves the pool."""
+        self._ask_now("given", request, generation)
         self._notes.append(("generated", (request, generation)))
+
+    def failed(self, request: GenerateRequest, error: BaseException) -> None:
+        """A request ends without an answer."""
+        self._ask_now("failed", request, error)
+
+    def _ask_now(self, what: str, *of_what: object) -> None:
+        """As things stand in the middle of a turn. Nothing is raised into what is looked at."""
+        for ask in self._hearing.get(what, ()):
+            if text := ask(*of_what):
+                self._notes.append(("strange", (text,)))
 
     def updated(self, columns: "TensorDict", group_ids: Sequence[str | None]) -> None:
         """The actor begins to learn from these rows."""

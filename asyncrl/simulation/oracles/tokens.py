@@ -103,8 +103,8 @@ class TokenInTokenOut(Oracle):
         spans = () if before is None else before.answer.version_spans
         last = max((span.version for span in spans), default=0)
         for span in generation.version_spans:
-            if not last <= span.version <= self.ground.engines.version:
-                newest = self.ground.engines.version
+            if not last <= span.version <= self.ground.engines.newest:
+                newest = self.ground.engines.newest
                 self.fail(f"request {request_id} was sampled by version {span.version}, after {last}; there are up to {newest}")
             last = span.version
 
