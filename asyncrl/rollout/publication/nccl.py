@@ -27,7 +27,7 @@ POOL = "tools"
 
 
 class NcclCarrier:
-    """A Carrier. address: of this machine, as the workers reach it; a free port of it is taken at each opening."""
+    """A Carrier. The workers call this machine back at `address`, and a port that is free when the carrier is opened."""
 
     def __init__(self, world: World, address: str) -> None:
         self._world = world
@@ -36,9 +36,8 @@ class NcclCarrier:
         self._engine: NCCLTrainerWeightTransferEngine | None = None
 
     async def open(self, control: Control, num_workers: int) -> None:
-        info = NCCLTrainerInitInfo(
-            rank=0, master_address=self._address, master_port=_free_port(self._address), world_size=1 + num_workers
-        )
+        port = free_port(self._address)
+        info = NCCLTrainerInitInfo(rank=0, master_address=self._address, master_port=port, world_size=1 + num_workers)
         client = Client(control, asyncio.get_running_loop())
 
         def rendezvous() -> NCCLTrainerWeightTransferEngine:
@@ -106,9 +105,11 @@ class Client:
         asyncio.run_coroutine_threadsafe(told, self._loop).result()
 
 
-def _free_port(address: str) -> int:
+def free_port(address: str) -> int:
+    """A port of this machine that nobody listens at now. Raises EngineError when the address is not this machine's."""
     try:
-        with socket.create_server((address, 0)) as server:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
+            server.bind((address, 0))
             return int(server.getsockname()[1])
     except OSError as error:
         raise EngineError(f"{address} is no address of this machine, where vLLM's workers could meet it: {error}") from error

@@ -31,7 +31,7 @@ class Publisher:
     """
 
     def __init__(self, transfer: Transfer, model: str, shelf: Shelf, *, address: str = "127.0.0.1") -> None:
-        """address: of this machine, as the workers of a vLLM elsewhere reach it; nccl alone asks."""
+        """address: of this machine, as the vLLM's workers reach it; nccl alone asks."""
         self._model = model
         self._shelf = shelf
         self._carrier = _make_carrier(transfer, shelf, address)
