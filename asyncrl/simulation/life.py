@@ -33,6 +33,7 @@ from asyncrl.stages.advantage import kl_coefficient
 from asyncrl.stopping import Stop
 from asyncrl.trainer import Trainer
 from asyncrl.transfer_queue import TransferQueue
+from asyncrl.waiting import no_stray_cancel
 from asyncrl.wiring import Edges, Rollout, open_controller, stages_of
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ async def open_life(
     machine.is_new = False
     policy = SimPolicy(scenario, world, plan, lineage=machine.newest.lineage)
     async with AsyncExitStack() as stack:
+        stack.enter_context(no_stray_cancel("the controller"))
         engines = await stack.enter_async_context(SimEngines(scenario, world, plan))
         tools = sim_tools(scenario, world, plan)
         template = SimTemplate([tool.name for tool in scenario.sim.tools])

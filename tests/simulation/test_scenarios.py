@@ -169,6 +169,7 @@ HOLDS: dict[str, list[str] | None] = {
     'trainer.mode is "sync"': [],
     "agent.max_attempts is 1": ["agent.max_attempts=1"],
     'replay.failed_groups is "abort"': ["replay.failed_groups=abort"],
+    "a scenario's engines are sim.engine": None,
     "a scenario has no model": None,
     "rewards of a scenario are sim.reward": None,
     "the tools of a scenario are sim.tools": None,

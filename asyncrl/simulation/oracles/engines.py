@@ -115,9 +115,9 @@ class Engines(Oracle):
         now = self.ground.loop.time()
         while self._closed and self._closed[0].closed_s + TOLD_S < now:
             gone = self._closed.popleft()
-            if gone.num_inside and not self.ground.hits.get(FaultKind.AWAIT_HANG):  # who hangs by himself cannot be told
+            if gone.num_inside and not self._can_be_deaf:
                 self.fail(f"{gone.num_inside} calls wait at {gone.name}, which was ended {now - gone.closed_s:.1f} s ago")
-        if not (self._pool._num_waiting and any(self._taking())):
+        if not self._pool._num_waiting or self._can_be_deaf or not any(self._taking()):
             self._waits_since = None
         elif self._waits_since is None:
             self._waits_since = now
@@ -136,6 +136,11 @@ class Engines(Oracle):
                 self._silent[engine] = engine.beats, looks + 1 if engine.beats == beats else 0
             if self._silent.get(engine, (0, 0))[1] >= SILENT_LOOKS:
                 self.fail(f"{engine.name} has made no step for {SILENT_LOOKS * self._hung_after_s:g} s, has requests, and serves")
+
+    @property
+    def _can_be_deaf(self) -> bool:
+        """A guest that hangs by himself hears nothing, wherever he waits."""
+        return bool(self.ground.hits.get(FaultKind.AWAIT_HANG))
 
     def _taking(self) -> Iterator[Member]:
         return (member for member in self._pool._members if member.takes_requests)
