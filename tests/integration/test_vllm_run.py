@@ -229,7 +229,8 @@ def test_runs_through_a_server_begin_with_their_own_weights(
         port = probe.getsockname()[1]
     arguments = ("--context-len=76", "--max-num-seqs=8", "--kv-cache-memory-mib=16", f"--port={port}", "--dtype=float32")
     server = start(str(model_folder), *arguments, module="asyncrl.rollout.vllm.serve")
-    overrides = ("rollout.name=openai", f"rollout.openai.base_urls=http://127.0.0.1:{port}", "rollout.start_timeout_s=120")
+    server.read_until("startup complete")
+    overrides = ("rollout.name=openai", f"rollout.openai.base_urls=http://127.0.0.1:{port}")
     for name, steps in (("small", 3), ("small-2", 2)):
         run = start(*overrides, f"trainer.total_training_steps={steps}")
         assert run.end(timeout_s=START_TIMEOUT_S) == 0, (run.output, server.output)
