@@ -1,0 +1,112 @@
+"""How a process ended, in words; and that those of a run end with it."""
+
+import asyncio
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from asyncrl.rollout.vllm.processes import Process, Watch, children
+from asyncrl.rollout.vllm.tether import Tether, start_time
+
+SLEEP = "import time; time.sleep(600)"
+# A child that unpickles the Tether on its standard input, says so, and goes on as vLLM's EngineCore does.
+TIED = "import pickle, sys, time; pickle.load(sys.stdin.buffer); print('tied', flush=True); time.sleep(600)"
+OWNER = """
+import pickle, subprocess, sys, time
+from asyncrl.rollout.vllm.tether import Tether
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child.stdin.write(pickle.dumps({"asyncrl": Tether()}))
+child.stdin.close()
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def run(code: str, *args: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", code, *args], stdout=subprocess.PIPE, text=True)
+
+
+def has_ended(pid: int, timeout_s: float = 60) -> bool:
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], timeout_s)[0])
+    finally:
+        os.close(fd)
+
+
+async def test_each_end_is_told_once_with_its_manner() -> None:
+    child, other = run(SLEEP), run("raise SystemExit(3)")
+    ended: asyncio.Queue[Process] = asyncio.Queue()
+    watch = Watch([Process(name="one", pid=child.pid), Process(name="two", pid=other.pid)], ended.put_nowait)
+    first = await asyncio.wait_for(ended.get(), 60)
+    assert first.ended() == f"two (pid {other.pid}) ended with exit code 3"
+    watch.kill()
+    second = await asyncio.wait_for(ended.get(), 60)
+    assert second.ended() == f"one (pid {child.pid}) was killed by SIGKILL"
+    for each in (child, other):
+        each.communicate()
+    watch.close()
+    assert ended.empty()
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    child = run("")
+    child.communicate()
+    assert Process(name="one", pid=child.pid).ended() == f"one (pid {child.pid}) has ended"
+    assert Process(name="one", pid=child.pid, exit_code=lambda: -15).ended().endswith("was killed by SIGTERM")
+
+
+def test_children_of_one_thread_are_told_apart() -> None:
+    child = run(SLEEP)
+    assert child.pid in children(os.getpid())
+    assert child.pid in children(os.getpid(), os.getpid())  # the main thread has the number of the process
+    assert children(child.pid) == []
+    child.kill()
+    child.communicate()
+    assert child.pid not in children(os.getpid())
+
+
+# --- tether -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_owner_takes_its_processes_along() -> None:
+    owner = run(OWNER, TIED)
+    assert owner.stdout is not None
+    child = int(owner.stdout.readline())
+    assert not has_ended(child, timeout_s=0)
+    owner.kill()
+    owner.communicate()
+    assert has_ended(child)
+
+
+@pytest.mark.parametrize("is_number_in_use", [True, False])
+def test_who_arrives_after_the_owner_has_ended_ends_too(is_number_in_use: bool) -> None:
+    """Also when another process has the owner's number by now: this one, say."""
+    gone = run("")
+    gone.communicate()
+    owner = (os.getpid(), 1) if is_number_in_use else (gone.pid, 1)
+    child = subprocess.Popen([sys.executable, "-c", TIED], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.communicate(pickle.dumps(Tether(owner)), timeout=60)[0] == b""
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_it_is_the_same_text_wherever_it_is_and_does_nothing_at_home() -> None:
+    tether = Tether()
+    assert tether.owner == (os.getpid(), start_time(os.getpid()))
+    again = pickle.loads(pickle.dumps(tether))
+    assert again == tether == "asyncrl"
+    assert again.owner == tether.owner
+
+
+def test_start_times_differ_and_stay() -> None:
+    assert start_time(os.getpid()) == start_time(os.getpid()) > 0
+    assert start_time(2**22 + 1) == 0
