@@ -1,5 +1,6 @@
 """A real vLLM that takes one publication after another, and what it should say: started once, lent to every test."""
 
+import gc
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,7 +135,11 @@ class Start:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # vLLM's own, at its import
                 client = await launch(self.settings, world)
-            shelf = Shelf(world=world)
-            yield Vllm(client=client, settings=self.settings, world=world, shelf=shelf, build=self.build)
-            await shelf.close()
+            vllm = Vllm(client=client, settings=self.settings, world=world, shelf=Shelf(world=world), build=self.build)
+            yield vllm
+            await vllm.shelf.close()
             await client.close()
+            del vllm.client, client
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # vLLM leaves a context of its sockets to the collector
+            gc.collect()

@@ -13,7 +13,7 @@ from asyncrl.rollout.vllm.engine import VLLMEngine
 from asyncrl.waiting import back_off
 from tests.rollout.publication.kit import Snapshot, Vllm, request
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
 
 TOLERANCE = 1e-4
 PROMPT = list(range(5, 105))
