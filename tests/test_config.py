@@ -341,6 +341,14 @@ def test_every_switch_names_keys_that_exist() -> None:
             'rollout.name = "openai" with model.dtype = "float64": it computes in float32 or bfloat16',
         ),
         (
+            {**VLLM, "rollout__temperature": 2.5},
+            'rollout.name = "vllm" with rollout.temperature = 2.5: vLLM samples at temperatures of 0.01 to 2 alone',
+        ),
+        (
+            {**SERVERS, **HELD_OUT, "eval__temperature": 0.001},
+            'rollout.name = "openai" with eval.temperature = 0.001: vLLM samples at temperatures of 0.01 to 2 alone',
+        ),
+        (
             {"rollout__num_engines": 2, "rollout__slow_after_s": 300},
             "rollout.slow_after_s = 300 is not less than half of rollout.request_timeout_s = 600, at which an engine is started "
             "anew",

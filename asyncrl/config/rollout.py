@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 Transfer = Literal["shm", "nccl", "directory"]
 
 
+COLDEST, HOTTEST = 0.01, 2.0
+"""Temperatures of vLLM: it samples at the first one instead of a lower one, and refuses what is above the second."""
+
+
 class VLLMConfig(Section):
     """Engines of `rollout.name = "vllm"`."""
 
@@ -150,6 +154,12 @@ def _check_abilities(run: "TrainRun") -> None:
         raise ConfigError(f'{name} with model.lora_publish = "adapter": it takes whole weights; set lora_publish = "merged"')
     if run.model.dtype == "float64":
         raise ConfigError(f'{name} with model.dtype = "float64": it computes in float32 or bfloat16')
+    temperatures = {"rollout.temperature": run.rollout.temperature, "eval.temperature": run.eval.temperature}
+    for key, temperature in temperatures.items():
+        if not COLDEST <= temperature <= HOTTEST:
+            raise ConfigError(
+                f"{name} with {key} = {temperature:g}: vLLM samples at temperatures of {COLDEST:g} to {HOTTEST:g} alone"
+            )
 
 
 def _check_devices(vllm: VLLMConfig, num_engines: int) -> None:

@@ -56,7 +56,7 @@ class OpenedLater:
         return {} if self._engine is None else self._engine.stats()
 
     async def __aenter__(self) -> Self:
-        engine = await self._world.offload(self._make)
+        engine = await self._world.offload(self._make, pool="engines")
         await engine.__aenter__()
         self._engine = engine
         return self
