@@ -26,10 +26,10 @@ from asyncrl.errors import EngineError
 from asyncrl.ports import Decode, GenerateRequest, Generation, StopReason, WeightSnapshot, World
 from asyncrl.rollout.openai.answers import Answer
 from asyncrl.rollout.openai.control import HTTPControl
-from asyncrl.rollout.openai.errors import ServerLostError, ServerRefusedError
+from asyncrl.rollout.openai.errors import ServerLostError, ServerMisfitError, ServerRefusedError
 from asyncrl.rollout.openai.gate import Gate
 from asyncrl.rollout.openai.http import Http, open_http
-from asyncrl.rollout.openai.probe import Server, is_healthy, probe
+from asyncrl.rollout.openai.probe import HOW, Server, is_healthy, probe
 from asyncrl.rollout.openai.routes import ABORT_PATH, DONE, abort_body, sampling_body
 from asyncrl.rollout.openai.settings import ServerSettings
 from asyncrl.rollout.publication.publisher import Publisher
@@ -276,10 +276,16 @@ class OpenAIEngine:
                 stack.push_async_callback(self._publisher.close)
             self._server = await probe(self._http, self._settings, control=self._control if self._publisher else None)
             if self._publisher is not None:
-                await self._publisher.open(self._control, self._version)
+                await self._open(self._publisher)
             self._exit = stack.pop_all()
         self._failure = None
         return self
+
+    async def _open(self, publisher: Publisher) -> None:
+        try:
+            await publisher.open(self._control, self._version)
+        except EngineError as error:
+            raise ServerMisfitError(self._http.told(f"{error}; {HOW}")) from error
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close all connections; requests still open get EngineError."""

@@ -151,7 +151,7 @@ class Http:
         left = b""
         async for part in self._parts(response):
             *lines, left = (left + part).split(b"\n")
-            if len(left) > MAX_BYTES:
+            if max(map(len, (left, *lines))) > MAX_BYTES:
                 raise ServerRefusedError(self.told(f"an event of more than {MAX_BYTES} bytes"), response.status)
             for line in lines:
                 if line.startswith(b"data:"):
@@ -166,8 +166,8 @@ class Http:
             raise ServerLostError(self.told(words), has_begun=True) from None
 
     def told(self, what: str) -> str:
-        """`what`, with the server's address before it."""
-        text = f"{self._root}: {what}"
+        """`what`, with the server's address before it, once."""
+        text = what if what.startswith(self._root) else f"{self._root}: {what}"
         return text.replace(self._key, "***") if self._key else text
 
 

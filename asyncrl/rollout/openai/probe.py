@@ -10,7 +10,7 @@ from text are not those that were sampled.
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from asyncrl.errors import EngineError
@@ -25,6 +25,8 @@ from asyncrl.wording import names_shown
 
 log = logging.getLogger(__name__)
 
+Prompt = tuple[int, ...]
+
 LOOK_AGAIN_S = 1.0
 """A server that loads its model does so for many seconds, and cannot tell when it is done."""
 HEAT = 2.0
@@ -33,8 +35,9 @@ NARROW, WIDE = 0.02, 0.1
 """Nats. Arithmetic of 16 bits moves log-probs by a hundredth. A log-prob that is nearer to that of the wrong distribution is wrong,
 unless the two are so near to each other that this cannot be told."""
 _PROMPTS = ((1, 2, 3), (7, 4), (9, 3, 8, 5, 6))
+"""Small ids: the server's vocabulary may be another than ours."""
 _NO_SUCH_ROUTE = (403, 404, 405, 501)
-_HOW = "start vLLM with `python -m asyncrl.rollout.vllm.serve`, or see docs/engines.md"
+HOW = "start vLLM with `python -m asyncrl.rollout.vllm.serve`, or see docs/engines.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +59,15 @@ async def probe(http: Http, settings: ServerSettings, *, control: Control | None
         model = await _model(http, settings)
         if control is not None:
             await _check_control(http, control)
+            await _check_vocabulary(http, control, settings.vocab_size)
         async with within(settings.control_timeout_s, lambda: "no answer to a request of one token; has somebody paused it?"):
-            server = await _sampler(http, model)
-            await _check_log_probs(http, server)
+            prompts = [tuple(token % settings.vocab_size for token in prompt) for prompt in _PROMPTS]
+            server = await _sampler(http, model, prompts[0])
+            await _check_log_probs(http, server, prompts)
     except (EngineError, TimeoutError) as error:
         if isinstance(error, ServerMisfitError):
             raise
-        words = http.told(str(error)) if isinstance(error, TimeoutError) else str(error)
-        raise ServerMisfitError(words) from error
+        raise ServerMisfitError(http.told(str(error))) from error
     return server
 
 
@@ -136,36 +140,48 @@ async def _check_control(http: Http, control: Control) -> None:
     except ServerRefusedError as error:
         if error.status not in _NO_SUCH_ROUTE:
             raise
-        raise ServerMisfitError(http.told(f"it has no routes for new weights; {_HOW}")) from error
+        raise ServerMisfitError(http.told(f"it has no routes for new weights; {HOW}")) from error
     if isinstance(answer, dict) and answer.get("is_paused"):
         log.warning("%s", http.told("it is paused; whoever did so is gone, and it is resumed"))
         await control.resume()
 
 
-async def _sampler(http: Http, model: str) -> Server:
+async def _check_vocabulary(http: Http, control: Control, vocab_size: int) -> None:
+    """Of the model that the workers have: it would die of an id that is not in it."""
+    try:
+        workers = await control.collective_rpc("asyncrl_version", {})
+    except ServerRefusedError:
+        return  # whoever opens a publisher says what is missing
+    for worker in workers:
+        found = worker.get("vocab_size", vocab_size) if isinstance(worker, dict) else vocab_size
+        if found != vocab_size:
+            raise ServerMisfitError(http.told(f"its model has {found} token ids, and the run's {vocab_size}: it is another model"))
+
+
+async def _sampler(http: Http, model: str, prompt: Prompt) -> Server:
     """The route that returns token ids and log-probs."""
     refusals: list[str] = []
     for route in (TOKENS, COMPLETIONS):
         try:
-            piece = await _ask(http, route, model, _PROMPTS[0], SamplingParams(temperature=0.0))
+            piece = await _ask(http, route, model, prompt, SamplingParams(temperature=0.0))
         except ServerRefusedError as error:
             if error.status not in _NO_SUCH_ROUTE:
                 raise
             refusals.append(str(error))
         else:
             return Server(model=model, route=route, tells_versions=route.has_versions and piece.spans is not None)
-    raise ServerMisfitError(f"no route that returns token ids: {'; '.join(refusals)}; {_HOW}")
+    raise ServerMisfitError(http.told(f"no route returns token ids ({'; '.join(refusals)}); {HOW}"))
 
 
-async def _check_log_probs(http: Http, server: Server) -> None:
+async def _check_log_probs(http: Http, server: Server, prompts: Sequence[Prompt]) -> None:
     """The two likeliest tokens without temperature, and one of them at HEAT with the others filtered out: by the first pair, the
     second's log-prob is known."""
-    for seed, prompt in enumerate(_PROMPTS):
+    for seed, prompt in enumerate(prompts):
         cold = await _ask(http, server.route, server.model, prompt, SamplingParams(temperature=0.0))
         hot = await _ask(http, server.route, server.model, prompt, SamplingParams(temperature=HEAT, top_k=2), seed=seed)
         pair = _likeliest(cold.alternatives[0] if cold.alternatives else {})
         if len(pair) < 2:
-            raise ServerMisfitError(http.told(f"it does not return the log-probs of the likeliest tokens; {_HOW}"))
+            raise ServerMisfitError(http.told(f"it does not return the log-probs of the likeliest tokens; {HOW}"))
         (token,), (log_prob,) = hot.token_ids, hot.log_probs
         if token not in pair:
             raise ServerMisfitError(http.told("it does not keep to top_k"))
@@ -180,7 +196,7 @@ def _likeliest(alternatives: Mapping[int, float]) -> dict[int, float]:
     return dict(sorted(alternatives.items(), key=lambda each: -each[1])[:2])
 
 
-async def _ask(http: Http, route: Route, model: str, prompt: tuple[int, ...], sampling: SamplingParams, seed: int = 0) -> Piece:
+async def _ask(http: Http, route: Route, model: str, prompt: Prompt, sampling: SamplingParams, seed: int = 0) -> Piece:
     """One token, with the two likeliest beside it."""
     params = sampling_body(sampling, seed=seed, budget=1, num_alternatives=2)
     async with http.stream(route.path, route.body(prompt, params, model, f"probe-{seed}")) as events:

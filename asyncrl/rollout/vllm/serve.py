@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         import_vllm()
         arguments = server_args(options, engine_args(settings_of(options)))
     except UserError as error:
-        sys.exit(f"error: {error}")
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
     sys.stderr.write(words_of(options))
     _serve([*arguments, *free])
 

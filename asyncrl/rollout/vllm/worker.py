@@ -82,9 +82,9 @@ class WorkerExtension:
 
     model_runner: Any
 
-    def asyncrl_version(self) -> dict[str, str]:
-        """That this extension is there, in each worker."""
-        return {"transfer": BACKEND}
+    def asyncrl_version(self) -> dict[str, str | int]:
+        """That this extension is there, in each worker, and how many token ids its model has."""
+        return {"transfer": BACKEND, "vocab_size": self.model_runner.model_config.get_vocab_size()}
 
     def asyncrl_mend_tied_head(self) -> None:
         """After weights came in by another way than `asyncrl_shm`, which does it by itself."""

@@ -71,7 +71,9 @@ class FakeServer:
         self.told_version = "default"
         self.is_healthy = True
         self.has_gone = ""
+        self.vocab_size = VOCAB
         self.is_raw = False
+        self.keeps_cache = False
         self.spoil: Callable[[Event], Event | bytes | None] = lambda event: event
         self.refusals: dict[str, tuple[int, str]] = {}
         self.handlers: dict[str, Handler] = {}
@@ -104,6 +106,15 @@ class FakeServer:
         answer = command(request, body)
         return answer if isinstance(answer, web.Response) else web.json_response(answer)
 
+    def pause(self) -> None:
+        """As another client would; on the servers' loop."""
+        self.is_paused = True
+        self._may_run.clear()
+
+    def go_on(self) -> None:
+        self.is_paused = False
+        self._may_run.set()
+
     # --- what is asked
 
     def _health(self, request: web.Request, body: Event) -> web.Response:
@@ -117,18 +128,16 @@ class FakeServer:
 
     def _pause(self, request: web.Request, body: Event) -> Event:
         assert request.query["mode"] == "keep"
-        self.is_paused = True
-        self._may_run.clear()
+        self.pause()
         return {}
 
     def _resume(self, request: web.Request, body: Event) -> Event:
-        self.is_paused = False
-        self._may_run.set()
+        self.go_on()
         return {}
 
     def _collective_rpc(self, request: web.Request, body: Event) -> Event:
         assert body["method"] == "asyncrl_version"
-        return {"results": [{"transfer": "asyncrl_shm"}]}
+        return {"results": [{"transfer": "asyncrl_shm", "vocab_size": self.vocab_size}]}
 
     def _init_weight_transfer_engine(self, request: web.Request, body: Event) -> Event:
         return {}
@@ -152,7 +161,7 @@ class FakeServer:
 
     def _reset_prefix_cache(self, request: web.Request, body: Event) -> Event:
         assert request.query["reset_running_requests"] == "true"
-        return {"success": True}
+        return {"success": not self.keeps_cache}
 
     def _inference_v1_abort_requests(self, request: web.Request, body: Event) -> web.Response:
         self.aborted.update(body["request_ids"])

@@ -1,6 +1,7 @@
 """Kits of the engine over HTTP for the conformance suite: over a fake server in the default run, over vLLM's in `make vllm`."""
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -147,9 +148,7 @@ class LiveServer:
     def core_pid(self) -> int:
         """Of EngineCore, the server's child that has children."""
         assert self._process is not None
-        task = Path(f"/proc/{self._process.pid}/task")
-        children = [int(pid) for each in task.iterdir() for pid in (each / "children").read_text().split()]
-        return next(pid for pid in children if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        return next(pid for pid in _children(self._process.pid) if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
     def kill_core(self) -> None:
         """The server ends by itself then."""
@@ -160,9 +159,20 @@ class LiveServer:
         self._process.wait(60)
 
     def close(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
-            self._process.wait(60)
+        """By force, which must leave none of its processes behind."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        core = self.core_pid
+        pids = [core, *_children(core)]
+        assert len(pids) == 2, "EngineCore and a worker"
+        ends = [os.pidfd_open(pid) for pid in pids]
+        self._process.kill()
+        self._process.wait(60)
+        for pid, end in zip(pids, ends, strict=True):
+            poll = select.poll()
+            poll.register(end, select.POLLIN)
+            assert poll.poll(30_000), f"process {pid} of vLLM outlived its server"
+            os.close(end)
 
     def settings(self, **more: Any) -> ServerSettings:
         keys: dict[str, Any] = {"base_url": self.url(), "max_num_seqs": 8, "context_len": 128, "vocab_size": LIVE_VOCAB} | more
@@ -180,6 +190,12 @@ class LiveServer:
         with torch.no_grad():
             logits = self.model(version)(input_ids=torch.tensor([ids])).logits[0, :-1]
         return torch.log_softmax(logits.double() / temperature, -1)
+
+
+def _children(pid: int) -> list[int]:
+    """Resource trackers aside, which end when nobody holds their pipe."""
+    found = [int(each) for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()]
+    return [each for each in found if b"resource_tracker" not in Path(f"/proc/{each}/cmdline").read_bytes()]
 
 
 class _Fresh(OpenAIEngine):
