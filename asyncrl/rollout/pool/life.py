@@ -39,7 +39,9 @@ class Life:
         self._changed = changed
         self._report = report
         self._calls: dict[asyncio.Timeout, None] = {}  # in the order in which they came, so that they end in one order
-        self._num_publishing = 0
+        self._commands = asyncio.Lock()
+        """Weights, pauses and resumes, in the order in which they came: an engine elsewhere could turn them round."""
+        self._is_publishing = False
         self._is_paused = False
         self._watch = Watch(
             lambda: engine.beats,
@@ -55,7 +57,7 @@ class Life:
 
     @property
     def is_publishing(self) -> bool:
-        return self._num_publishing > 0
+        return self._is_publishing
 
     @property
     def takes_requests(self) -> bool:
@@ -76,20 +78,21 @@ class Life:
 
     async def take(self, weights: Weights) -> EngineError | None:
         """New weights. Returns why they were refused with nothing changed; None: they are in, or it has died."""
-        self._num_publishing += 1
-        self._supervise()
-        try:
-            await self._call(lambda: self.engine.publish(weights.version, weights.snapshot), self._limits.publish_timeout_s)
-            self._watch.heard()
-        except BaseException as error:
-            if isinstance(error, EngineError):
-                return error if self.failure is None else None
-            self.die(self._why_not_taken(weights.version, error))
-            if not isinstance(error, Exception) and not _is_stray(error):
-                raise
-        finally:
-            self._num_publishing -= 1
+        async with self._commands:
+            self._is_publishing = True
             self._supervise()
+            try:
+                await self._call(lambda: self.engine.publish(weights.version, weights.snapshot), self._limits.publish_timeout_s)
+                self._watch.heard()
+            except BaseException as error:
+                if isinstance(error, EngineError):
+                    return error if self.failure is None else None
+                self.die(self._why_not_taken(weights.version, error))
+                if not isinstance(error, Exception) and not _is_stray(error):
+                    raise
+            finally:
+                self._is_publishing = False
+                self._supervise()
         self._changed()  # somebody may wait for its version
         return None
 
@@ -103,25 +106,24 @@ class Life:
 
     async def pause(self) -> None:
         """Raises EngineError when it refuses; dying is no refusal."""
-        self._is_paused = True
-        self._supervise()
-        await self._control("pause", self.engine.pause)
+        await self._stand(True, self.engine.pause, "pause")
 
     async def resume(self) -> None:
         """Raises EngineError when it refuses; dying is no refusal."""
-        await self._control("go on", self.engine.resume)
-        self._is_paused = False
-        self._watch.heard()
-        self._supervise()
+        await self._stand(False, self.engine.resume, "go on")
 
-    async def _control(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await self._call(work, self._limits.publish_timeout_s)
-        except TimeoutError:
-            self.die(f"it did not {what} within rollout.publish_timeout_s = {self._limits.publish_timeout_s:g} s")
-        except EngineError:
-            if self.failure is None:
-                raise
+    async def _stand(self, is_paused: bool, work: Callable[[], Awaitable[None]], what: str) -> None:
+        async with self._commands:
+            self._is_paused = is_paused
+            self._supervise()
+            try:
+                await self._call(work, self._limits.publish_timeout_s)
+                self._watch.heard()
+            except TimeoutError:
+                self.die(f"it did not {what} within rollout.publish_timeout_s = {self._limits.publish_timeout_s:g} s")
+            except EngineError:
+                if self.failure is None:
+                    raise
 
     async def _call(self, work: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
         """Ask the engine, until the deadline (TimeoutError) or its death (EngineError)."""
@@ -176,7 +178,7 @@ class Life:
         """It owes steps while it has requests and nobody holds it up."""
         if self.failure is not None:
             return
-        if self.load and not self._is_paused and not self._num_publishing:
+        if self.load and not self._is_paused and not self._is_publishing:
             self._watch.start()
         else:
             self._watch.stop()

@@ -2,7 +2,7 @@
 
 EnginePool.publish, pause, resume -> [Orders] -> Member: before an engine serves, it has what is ordered here
 
-Invariant: no engine that serves has newer weights than `newest`. So who has seen a version will find an engine with it, in the end.
+Invariant: when no publication is under way, no engine that serves has newer weights than `newest`, and each that comes has those.
 """
 
 import asyncio

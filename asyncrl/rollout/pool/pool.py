@@ -64,6 +64,10 @@ class EnginePool:
         versions = [member.version for member in self._members if member.is_live]
         if versions:
             return min(versions)
+        return self._newest_version
+
+    @property
+    def _newest_version(self) -> int:
         newest = self._orders.newest
         return self._first_version if newest is None else newest.version
 
@@ -99,7 +103,7 @@ class EnginePool:
         """Returns without an await after the choice, for it is one of this moment."""
         while True:
             self._check_alive()
-            number = self._router.choose(session)
+            number = self._router.choose(session, None if self._orders.is_open else self._newest_version)
             if number is None:
                 await self._wait_for_an_engine()
                 continue
@@ -151,6 +155,7 @@ class EnginePool:
                 await self._spread(Weights(version=version, snapshot=snapshot))
             finally:
                 self._orders.decide()
+                self._can_route.set()  # who has seen a version that came to nothing waits for it no more
 
     async def _spread(self, weights: Weights) -> None:
         """To all that serve. What one of them took does fit, so one that refuses it is broken."""

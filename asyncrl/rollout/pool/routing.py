@@ -92,13 +92,17 @@ class Router:
         """Its load is another, or it takes requests again."""
         self._least.changed(engine)
 
-    def choose(self, session: str) -> int | None:
-        """Number of the engine for a request of `session` ("": of none); None when none can take it now."""
+    def choose(self, session: str, newest: int | None = None) -> int | None:
+        """Number of the engine for a request of `session` ("": of none); None when none can take it now.
+
+        newest: no engine will have newer weights than these, even if somebody has seen some; None: that is open.
+        """
         home = self._homes.get(session)
-        if home is not None and self._can_stay(home):
-            self._homes.move_to_end(session)
-            return home.number
-        number = self._least_loaded(-1 if home is None else home.version)
+        if home is None:
+            number = self._least_loaded(-1)
+        else:
+            version = home.version if newest is None else min(home.version, newest)
+            number = home.number if self._can_stay(home, version) else self._least_loaded(version)
         if number is not None and session:
             self._settle(session, number)
         return number
@@ -109,9 +113,9 @@ class Router:
         if home is not None:
             home.version = max(home.version, version)
 
-    def _can_stay(self, home: Home) -> bool:
+    def _can_stay(self, home: Home, version: int) -> bool:
         engine = self._engines[home.number]
-        return engine.takes_requests and engine.version >= home.version
+        return engine.takes_requests and engine.version >= version
 
     def _least_loaded(self, version: int) -> int | None:
         """Of those whose weights are of `version` at least. Only while weights are published does one have to be looked for."""

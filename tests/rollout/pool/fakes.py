@@ -55,6 +55,8 @@ class Ways:
     """"refuse", "hang" or "die"."""
     forgets_waiters: bool = False
     """Its death reaches nobody who waits."""
+    swallows_cancellation: bool = False
+    """Who cancels a call gets what there is as an answer."""
 
 
 class FakeEngine:
@@ -94,6 +96,9 @@ class FakeEngine:
             for _ in range(request.sampling.max_tokens):
                 await self._step()
                 samples.append((now(), self.version))
+        except asyncio.CancelledError:
+            if not self._ways.swallows_cancellation:
+                raise
         finally:
             self.num_running -= 1
         versions = [version for _, version in samples]
@@ -181,11 +186,9 @@ class FakeEngine:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.die(f"{self.name} was closed")
         self._waiters.clear()
-        try:
-            await asyncio.sleep(self._ways.close_s)
-        finally:
-            self.is_open = False
-            self._rack.note(f"{self.name} closed")
+        await asyncio.sleep(self._ways.close_s)
+        self.is_open = False
+        self._rack.note(f"{self.name} closed")
 
     # --- what a test does to it
 

@@ -86,6 +86,58 @@ def test_weights_do_not_change_between_the_look_and_the_serving() -> None:
     assert run_virtual(main) == ([2] * 5, "0.1")
 
 
+def test_one_that_comes_back_takes_what_is_published_while_it_takes_the_former() -> None:
+    async def main() -> Any:
+        rack = Rack(2)
+        async with rack.pool as pool:
+            await pool.publish(1, Weights())
+            rack.engine(0).die()
+            task = asyncio.create_task(rack.ask("a", tokens=40))
+            rack.ways[0].publish_s = 10.0
+            await asyncio.sleep(8.0)
+            assert len(rack.engines[0]) == 2
+            await pool.publish(2, Weights())
+            await task
+            return (await rack.ask("b")).token_ids, rack.went["b-1"]
+
+    assert run_virtual(main) == ([2] * 5, "0.1")
+
+
+@pytest.mark.parametrize("way", ["hang", "die", "raise"])
+def test_a_publication_at_which_the_only_engine_dies_holds_for_its_successor(way: str) -> None:
+    async def main() -> Any:
+        rack = Rack(1)
+        async with rack.pool as pool:
+            rack.ways[0].failing_publications = [way]
+            await pool.publish(1, Weights())
+            assert pool.version == 1
+            return (await rack.ask("a")).token_ids
+
+    assert run_virtual(main) == [1] * 5
+
+
+def test_a_version_that_was_seen_and_came_to_nothing_holds_nobody_up() -> None:
+    """The publication is broken off when the engine samples from the new weights already, but has not said so yet."""
+
+    async def main() -> Any:
+        rack = Rack(1)
+        rack.ways[0].publish_s = 5.0
+        async with rack.pool as pool:
+            publishing = asyncio.create_task(pool.publish(1, Weights()))
+            await asyncio.sleep(0.1)
+            rack.engine(0).version = 1
+            assert (await rack.ask("a", tokens=1)).token_ids == [1]
+            late = asyncio.create_task(rack.ask("a", tokens=100))
+            await asyncio.sleep(0)
+            publishing.cancel()
+            with pytest.raises(EngineError, match="broken off"):
+                await late
+            async with asyncio.timeout(60.0):
+                return (await rack.ask("a", tokens=1)).token_ids, pool.version
+
+    assert run_virtual(main) == ([0], 0)
+
+
 @pytest.mark.parametrize("way", ["hang", "die", "raise", "refuse"])
 def test_one_that_does_not_take_what_others_took_is_started_anew(way: str) -> None:
     async def main() -> Any:
@@ -229,6 +281,22 @@ def test_a_pause_reaches_all_also_who_comes_back() -> None:
     assert sorted(map(str, answers[:4])) == [str([1] * 5)] * 2 + ["out of luck"] * 2
     assert answers[4:] == [[1] * 5] * 4
     assert {rack.went[f"t{number}-1"] for number in range(4)} == {"0.1", "1.0"}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_commands_reach_an_engine_in_their_order(seed: int) -> None:
+    """Its own commands take time, and could overtake each other."""
+
+    async def main() -> Any:
+        rack = Rack(2)
+        async with rack.pool as pool, asyncio.TaskGroup() as tasks:
+            for command in (pool.pause, pool.resume, pool.pause, pool.resume):
+                tasks.create_task(command())
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            return len((await rack.ask("a")).token_ids)
+
+    assert run_virtual(main, seed) == 5
 
 
 @pytest.mark.parametrize("way", ["hang", "die"])

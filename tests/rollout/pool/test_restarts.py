@@ -1,13 +1,14 @@
 """Deaths and restarts: who waits gets an error, an engine comes back, and what does not come back is given up."""
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
 
 from asyncrl.errors import DeadlineError, EngineError
 from asyncrl.rollout.pool import Phase
-from tests.rollout.pool.fakes import Rack, now, run_virtual
+from tests.rollout.pool.fakes import Rack, Weights, now, run_virtual
 
 
 async def results(*tasks: "asyncio.Task[Any]") -> list[Any]:
@@ -72,6 +73,23 @@ def test_a_dead_engine_is_closed_and_its_successor_serves() -> None:
     assert (state.num_restarts, state.cause) == (1, "out of luck")
 
 
+def test_an_engine_that_swallows_its_cancellation_answers_nobody_after_its_death() -> None:
+    async def main() -> Any:
+        rack = Rack(1)
+        rack.ways[0].swallows_cancellation = rack.ways[0].forgets_waiters = True
+        async with rack.pool as pool:
+            task = asyncio.create_task(rack.ask("a", tokens=100))
+            await asyncio.sleep(3.5)
+            rack.engine(0).die()
+            await pool.publish(1, Weights())  # hears of it
+            with pytest.raises(EngineError, match="out of luck"):
+                await task
+            await asyncio.sleep(100.0)
+            return rack.told("deadline")
+
+    assert run_virtual(main) == []
+
+
 def test_an_idle_death_costs_no_request() -> None:
     async def main() -> Any:
         rack = Rack(1)
@@ -114,6 +132,9 @@ def test_a_start_that_fails_is_tried_again_and_then_given_up(way: str) -> None:
     assert all(cause in str(each) and "rollout.max_restarts" in str(each) for each in failed)
     assert cause in late
     assert len(rack.engines[0]) == 4
+    starts = [moment for moment, text in rack.notes if text.endswith("starts")]
+    took_s = {"raise": 5.0, "hang": 60.0, "dead": 5.1}[way]
+    assert [after - before for before, after in itertools.pairwise(starts[1:])] == pytest.approx([took_s + 1.0, took_s + 2.0])
     assert not rack.engine(0).is_open
     assert (state.phase, state.num_restarts) == (Phase.GIVEN_UP, 3)
     assert len(rack.told("retry")) == 3

@@ -155,6 +155,9 @@ async def check_at_the_end(storm: Storm) -> None:
     if pool.failure is not None:
         assert all(state.phase is Phase.GIVEN_UP for state in pool.describe())
         return
+    newest = pool._orders.newest
+    if newest is not None and not newest.snapshot.fits:  # type: ignore[attr-defined]
+        return  # published while none served that could have refused it: all will be given up
     async with asyncio.timeout(HEALING_S):
         await rack.ask("last", tokens=1)
     # 7. Nobody is left in any count.
