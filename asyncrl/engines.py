@@ -6,6 +6,7 @@ None is started here: that is done by who opens them. vLLM and aiohttp are impor
 """
 
 import functools
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -25,6 +26,8 @@ from asyncrl.rollout.torch_engine import TorchEngine
 from asyncrl.training.lora import targets_of
 from asyncrl.training.model import load_model
 from asyncrl.training.publication import Snapshot
+
+log = logging.getLogger(__name__)
 
 Make = Callable[[], RolloutEngine]
 Opener = AbstractAsyncContextManager[RolloutEngine]
@@ -57,6 +60,7 @@ async def _pool_of(run: TrainRun, world: World, decode: Decode, *, count: int | 
     shelf = Shelf(world=world, folder=Path(folder) if folder else None)
     try:
         makers = (await world.offload(_makers, run, world, decode, shelf))[:count]
+        log.info("opening %d engine%s of rollout.name = %r", len(makers), "s"[: len(makers) - 1], run.rollout.name)
         async with EnginePool(makers, limits=limits_of(run)) as pool:
             yield pool
     finally:
