@@ -23,7 +23,7 @@ from asyncrl.rollout.vllm.answers import Answer, Call, Part
 from asyncrl.rollout.vllm.client import Client, Opener
 from asyncrl.rollout.vllm.launch import launch
 from asyncrl.rollout.vllm.meter import Meter
-from asyncrl.rollout.vllm.processes import Process, Watch
+from asyncrl.rollout.vllm.processes import Watch
 from asyncrl.rollout.vllm.settings import VLLMSettings
 from asyncrl.rollout.vllm.waiters import Waiters
 
@@ -243,8 +243,8 @@ class VLLMEngine:
             raise EngineError("the engine has not been started: use it with `async with`")
         return self._client
 
-    def _die_of(self, process: Process) -> None:
-        self._waiters.fail(f"the engine is dead: {process.ended()}")
+    def _die_of(self, end: str) -> None:
+        self._waiters.fail(f"the engine is dead: {end}")
 
     def _notice_death(self, client: Client) -> None:
         """After an error: vLLM may know more than the ends of processes tell."""

@@ -58,11 +58,13 @@ class LLM:
         await self._llm.abort(call.request_id)
 
     async def close(self) -> None:
-        """Its tasks on this loop have ended as well when it returns."""
-        tasks = {self._llm.output_handler, self._llm.engine_core.resources.output_queue_task} - {None}
+        """Its tasks on this loop and its sockets are closed as well when it returns; vLLM leaves them to the garbage collector."""
+        resources = self._llm.engine_core.resources
+        tasks = {self._llm.output_handler, resources.output_queue_task} - {None}
         await self._world.offload(self._llm.shutdown, pool="engines", timeout_s=CLOSE_TIMEOUT_S)
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+        await self._world.offload(resources.ctx.destroy, 0, pool="engines", timeout_s=CLOSE_TIMEOUT_S)
         self._llm.shutdown = _is_shut_down  # its __del__ calls it, maybe at the end of Python, when half of what it needs is gone
 
 

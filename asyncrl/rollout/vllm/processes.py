@@ -6,7 +6,9 @@ vLLM notices by itself that one is gone and fails its requests, but says neither
 import asyncio
 import contextlib
 import os
+import select
 import signal
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,7 @@ class Process:
     """Of a child of ours, once it is known."""
 
     def ended(self) -> str:
-        """`EngineCore (pid 17) was killed by SIGKILL`; of a child of theirs how it ended is known for a moment only."""
+        """`EngineCore (pid 17) was killed by SIGKILL`; of a child of theirs it is known for a moment only. Reads a file."""
         code = _zombie_code(self.pid)
         if code is None:
             code = self.exit_code()
@@ -36,7 +38,7 @@ class Process:
 
 
 def _zombie_code(pid: int) -> int | None:
-    """As long as its parent has not taken note of its end. Reads a file that is none: it blocks nobody."""
+    """As long as its parent has not taken note of its end."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -54,31 +56,25 @@ def children(pid: int, thread: int | None = None) -> list[int]:
 
 
 class Watch:
-    """Calls `on_end(process)` on the running loop for each of the processes that ends, at once. Linux; elsewhere never."""
+    """Calls `on_end(words)` on the running loop, once for each of the processes, when it ends. Linux; elsewhere never.
 
-    def __init__(self, processes: Iterable[Process], on_end: Callable[[Process], None]) -> None:
+    A thread waits and reads: it sees a process's end before its parent has taken note, when it is still known how it ended.
+    """
+
+    def __init__(self, processes: Iterable[Process], on_end: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
+        self._is_closed = False
         self._fds: dict[int, Process] = {}
-        for process in processes:
-            self._add(process)
-
-    def _add(self, process: Process) -> None:
         if not hasattr(os, "pidfd_open"):
             return
-        try:
-            fd = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            self._loop.call_soon(self._on_end, process)
-            return
-        self._fds[fd] = process
-        self._loop.add_reader(fd, self._see, fd)
-
-    def _see(self, fd: int) -> None:
-        process = self._fds.pop(fd)
-        self._loop.remove_reader(fd)
-        os.close(fd)
-        self._on_end(process)
+        for process in processes:
+            try:
+                self._fds[os.pidfd_open(process.pid)] = process
+            except ProcessLookupError:
+                self._loop.call_soon(self._tell, process.ended())
+        self._wake = os.eventfd(0)
+        threading.Thread(target=self._run, name="asyncrl-watch", daemon=True).start()
 
     def kill(self) -> None:
         """All that have not ended."""
@@ -88,7 +84,27 @@ class Watch:
 
     def close(self) -> None:
         """No call after this one."""
-        for fd in self._fds:
-            self._loop.remove_reader(fd)
+        self._is_closed = True
+        if hasattr(self, "_wake"):
+            os.eventfd_write(self._wake, 1)
+
+    def _tell(self, words: str) -> None:
+        if not self._is_closed:
+            self._on_end(words)
+
+    def _run(self) -> None:
+        """The thread. It closes what it waits on, as nobody else may do that under its feet."""
+        poll = select.poll()
+        for fd in (*self._fds, self._wake):
+            poll.register(fd, select.POLLIN)
+        is_over = False
+        while not is_over:
+            for fd, _ in poll.poll():
+                poll.unregister(fd)
+                if fd == self._wake:
+                    is_over = True
+                    continue
+                with contextlib.suppress(RuntimeError):  # a loop that is closed has nobody left to tell
+                    self._loop.call_soon_threadsafe(self._tell, self._fds[fd].ended())
+        for fd in (*self._fds, self._wake):
             os.close(fd)
-        self._fds.clear()

@@ -1,7 +1,6 @@
 """VLLMEngine over a vLLM without a model: every end of a call, on the turn of the loop where it is hardest."""
 
 import asyncio
-import os
 import re
 import signal
 import subprocess
@@ -360,15 +359,3 @@ async def test_a_publication_cancelled_while_it_waits_for_its_turn_harms_nobody(
         assert engine.failure is None
         pausing.cancel()
         await asyncio.wait({pausing})
-
-
-async def test_nothing_is_watched_once_it_is_closed(make_engine: MakeEngine, client: Client, world: RealWorld) -> None:
-    child = child_process()
-    client.processes = [Process(name="the worker", pid=child.pid)]
-    before = len(os.listdir("/proc/self/fd"))
-    async with make_engine(world) as engine:
-        pass
-    assert len(os.listdir("/proc/self/fd")) == before
-    child.kill()
-    child.wait()
-    assert engine.failure == "the engine was closed"

@@ -45,17 +45,29 @@ def has_ended(pid: int, timeout_s: float = 60) -> bool:
 
 async def test_each_end_is_told_once_with_its_manner() -> None:
     child, other = run(SLEEP), run("raise SystemExit(3)")
-    ended: asyncio.Queue[Process] = asyncio.Queue()
-    watch = Watch([Process(name="one", pid=child.pid), Process(name="two", pid=other.pid)], ended.put_nowait)
-    first = await asyncio.wait_for(ended.get(), 60)
-    assert first.ended() == f"two (pid {other.pid}) ended with exit code 3"
+    ends: asyncio.Queue[str] = asyncio.Queue()
+    watch = Watch([Process(name="one", pid=child.pid), Process(name="two", pid=other.pid)], ends.put_nowait)
+    assert await asyncio.wait_for(ends.get(), 60) == f"two (pid {other.pid}) ended with exit code 3"
     watch.kill()
-    second = await asyncio.wait_for(ended.get(), 60)
-    assert second.ended() == f"one (pid {child.pid}) was killed by SIGKILL"
+    assert await asyncio.wait_for(ends.get(), 60) == f"one (pid {child.pid}) was killed by SIGKILL"
     for each in (child, other):
         each.communicate()
     watch.close()
-    assert ended.empty()
+    assert ends.empty()
+
+
+async def test_a_closed_watch_tells_nothing() -> None:
+    """Not even what its thread has seen already."""
+    child = run(SLEEP)
+    ends: list[str] = []
+    watch = Watch([Process(name="one", pid=child.pid)], ends.append)
+    child.kill()
+    child.communicate()
+    watch._loop.call_soon(watch._tell, "seen")
+    watch.close()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert ends == []
 
 
 def test_what_is_not_known_is_not_said() -> None:
