@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import pytest
 import torch
@@ -115,6 +115,7 @@ class LiveServer:
         self.world = world
         self.shelf = Shelf(world=world)
         self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread
         self._url = ""
         self.model(0).save_pretrained(self.folder)
 
@@ -142,7 +143,8 @@ class LiveServer:
         else:
             raise AssertionError(f"vLLM's server did not start: {''.join(said)}")
         clock.cancel()
-        threading.Thread(target=self._process.stdout.read, daemon=True).start()  # a full pipe would hold the server up
+        self._reader = threading.Thread(target=_drain, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
 
     @property
     def core_pid(self) -> int:
@@ -173,6 +175,7 @@ class LiveServer:
             poll.register(end, select.POLLIN)
             assert poll.poll(30_000), f"process {pid} of vLLM outlived its server"
             os.close(end)
+        self._reader.join(30)
 
     def settings(self, **more: Any) -> ServerSettings:
         keys: dict[str, Any] = {"base_url": self.url(), "max_num_seqs": 8, "context_len": 128, "vocab_size": LIVE_VOCAB} | more
@@ -190,6 +193,13 @@ class LiveServer:
         with torch.no_grad():
             logits = self.model(version)(input_ids=torch.tensor([ids])).logits[0, :-1]
         return torch.log_softmax(logits.double() / temperature, -1)
+
+
+def _drain(stream: IO[str]) -> None:
+    """To its end: a full pipe would hold the server up."""
+    with stream:
+        for _ in stream:
+            pass
 
 
 def _children(pid: int) -> list[int]:
