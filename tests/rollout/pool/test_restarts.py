@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.errors import DeadlineError, EngineError
 from asyncrl.rollout.pool import Phase
-from tests.rollout.pool.fakes import Rack, Weights, now, run_virtual
+from tests.rollout.pool.fakes import Rack, now, run_virtual
 
 
 async def results(*tasks: "asyncio.Task[Any]") -> list[Any]:
@@ -77,17 +77,36 @@ def test_an_engine_that_swallows_its_cancellation_answers_nobody_after_its_death
     async def main() -> Any:
         rack = Rack(1)
         rack.ways[0].swallows_cancellation = rack.ways[0].forgets_waiters = True
-        async with rack.pool as pool:
+        async with rack.pool:
             task = asyncio.create_task(rack.ask("a", tokens=100))
             await asyncio.sleep(3.5)
             rack.engine(0).die()
-            await pool.publish(1, Weights())  # hears of it
+            assert len((await rack.ask("b")).token_ids) == 5  # hears of it
             with pytest.raises(EngineError, match="out of luck"):
                 await task
             await asyncio.sleep(100.0)
             return rack.told("deadline")
 
     assert run_virtual(main) == []
+
+
+def test_the_first_look_after_a_wait_hears_a_beat_too() -> None:
+    """A session's alarm looks once while its request waits for an engine, and then before the engine's first step."""
+
+    async def main() -> Any:
+        rack = Rack(1)
+        async with rack.pool as pool:
+            rack.engine(0).die()
+            task = asyncio.create_task(rack.ask("a", tokens=1))
+            await asyncio.sleep(4.9)
+            first = pool.beats
+            await asyncio.sleep(1.0)
+            assert pool.stats()["running"] == 1
+            second, third = pool.beats, pool.beats
+            await task
+            return second - first, third - second
+
+    assert run_virtual(main) == (1, 0)
 
 
 def test_an_idle_death_costs_no_request() -> None:

@@ -76,6 +76,18 @@ def test_sessions_that_are_remembered_are_bounded_and_the_oldest_goes_first() ->
     assert len(router._homes) == 3
 
 
+def test_a_session_waits_for_weights_that_it_has_seen_as_long_as_they_may_come() -> None:
+    """Tokens may tell of new weights before their engine does."""
+    things = [Thing(0), Thing(1)]
+    router = Router(things)
+    assert router.choose("a") == 0
+    router.saw("a", 1)
+    assert router.choose("a") is None
+    assert router.choose("a", newest=0) == 0
+    things[1].version = 1
+    assert router.choose("a") == 1
+
+
 def test_load_is_balanced_and_turns_stay_where_their_session_is() -> None:
     async def main() -> Any:
         rack = Rack(4)
