@@ -22,6 +22,7 @@ BREAKS = {
     "Recovery": "generation_before_the_repeated_steps",
     "TokenInTokenOut": "mask_on_tool_tokens",
     "InFlight": "publication_does_not_wait",
+    "Engines": "sessions_wander",
     "Evaluated": "evaluation_aborted_by_publication",
     "Places": "tool_place_leaks",
     "Bounded": "admission_off_by_one",

@@ -1,7 +1,7 @@
 """The pool of engines: where a request goes, what fails it, what weights answer it, and that nobody is forgotten.
 
 1. A session stays at its engine, until that takes no requests or its weights are older than those that the session has seen.
-2. Every other request goes to an engine with the least load; and none to one that takes no requests.
+2. Every other request goes to an engine with the least load, once; and none to one that is slow and has others.
 3. A token that is asked for after a publication has returned is of its version or a later one.
 4. A call fails for its engine's death, and for no other engine's; or when none is left.
 5. Nobody waits at an engine that is gone, and nobody for an engine while one takes requests, longer than it takes to tell him.
@@ -55,12 +55,15 @@ class Engines(Oracle):
         members = self._pool._members
         if engine.number >= len(members) or (life := members[engine.number].life) is None or life.engine is not engine:
             return ""  # of another pool, for an evaluation
+        is_again = request.request_id in self._calls and not self._can_be_deaf
         self._calls[request.request_id] = engine, self._pool.published
         here = members[engine.number]
         home, seen = self._homes.get(request.session, (None, -1))
         self._remember(request.session, here, seen)
-        if not here.takes_requests:
-            return f"request {request.request_id} went to {here.name}, which takes none"
+        if is_again:
+            return f"request {request.request_id} was asked once, and went to an engine twice"
+        if here.is_slow and here.load > 1:  # a silent one is asked once more, now and then: whether it is at work again
+            return f"request {request.request_id} went to {here.name}, which is slow and has {here.load - 1} others"
         if home is not None and home.takes_requests and home.version >= seen:
             strays = home is not here
             return f"request {request.request_id} went to {here.name}, and its session is at {home.name}" if strays else ""

@@ -16,7 +16,7 @@ from asyncrl.simulation.errors import Violation
 from asyncrl.simulation.faults import ALL
 from asyncrl.simulation.run import simulate
 from asyncrl.simulation.vary import varied
-from tests.simulation.planted import agents, recovery, replay, retries, steps, store  # noqa: F401  (each adds its bugs to the list)
+from tests.simulation.planted import agents, engines, recovery, replay, retries, steps, store  # noqa: F401  (each adds its bugs)
 from tests.simulation.planted.bug import BUGS, Bug, Plant
 
 MAX_SEEDS = 500
