@@ -227,12 +227,17 @@ def test_a_publication_that_is_broken_off_leaves_no_engine_of_unknown_weights() 
 def test_publications_take_turns() -> None:
     async def main() -> Any:
         rack = Rack(2)
+        rack.ways[1].publish_s = 10.0
         async with rack.pool as pool:
-            tasks = [asyncio.create_task(pool.publish(version, Weights())) for version in (1, 1, 1)]
-            await asyncio.gather(*tasks)
-            return now()
+            first = asyncio.create_task(pool.publish(1, Weights()))
+            await asyncio.sleep(0.1)
+            second = asyncio.create_task(pool.publish(2, Weights()))
+            await first
+            versions = [state.version for state in pool.describe()]
+            await second
+            return versions, [state.version for state in pool.describe()]
 
-    assert run_virtual(main) == 6.5
+    assert run_virtual(main) == ([1, 1], [2, 2])
 
 
 def test_a_session_does_not_fall_back_to_older_weights() -> None:
@@ -315,13 +320,26 @@ def test_one_that_does_not_pause_is_started_anew_and_paused(way: str) -> None:
     assert run_virtual(main) == (5, 1)
 
 
-def test_a_pause_that_is_refused_is_raised() -> None:
+def test_a_pause_that_is_refused_is_raised_when_all_have_heard_of_it() -> None:
     async def main() -> Any:
         rack = Rack(2)
         async with rack.pool as pool:
             rack.ways[0].failing_pauses = ["refuse"]
+            rack.ways[1].failing_pauses = ["hang"]
             with pytest.raises(EngineError, match=r"0\.0: not now"):
                 await pool.pause()
-            return pool.stats()["restarts"]
+            return now(), [state.version for state in pool.describe()]
 
-    assert run_virtual(main) == 0
+    assert run_virtual(main) == (25.0, [0, None])
+
+
+def test_one_that_comes_back_after_a_resume_makes_steps() -> None:
+    async def main() -> Any:
+        rack = Rack(1)
+        async with rack.pool as pool:
+            await pool.pause()
+            await pool.resume()
+            rack.engine(0).die()
+            return len((await rack.ask("a")).token_ids), pool.stats()["restarts"]
+
+    assert run_virtual(main) == (5, 1)

@@ -296,13 +296,19 @@ def test_the_body_s_own_error_leaves_as_it_is() -> None:
     assert not run_virtual(main).engine(0).is_open
 
 
-@pytest.mark.parametrize("moment_s", [1.0, 6.0])
+@pytest.mark.parametrize("moment_s", [1.0, 6.0, 8.0])
 def test_cancelling_the_owner_closes_the_engines(moment_s: float) -> None:
+    """While they open, while they serve, and while one closes."""
+
     async def main() -> Any:
         rack = Rack(2)
+        rack.ways[0].close_s = 3.0
 
         async def own() -> None:
             async with rack.pool:
+                await asyncio.sleep(2.0)
+                rack.engine(0).die()
+                await rack.ask("a")
                 await asyncio.sleep(1e6)
 
         owner = asyncio.create_task(own())
