@@ -194,6 +194,7 @@ class Member:
         """If it was the first."""
         if not self.first_start.done():
             self.first_start.set_exception(error)
+            self.first_start.exception()  # looked at: of several, only the first is raised
             self._is_ending = True
 
     async def _obey(self, life: Life) -> bool:

@@ -26,6 +26,7 @@ from asyncrl.rollout.pool.member import Member, MemberState, Phase
 from asyncrl.rollout.pool.orders import Orders, Weights
 from asyncrl.rollout.pool.routing import Router
 from asyncrl.rollout.pool.tally import total
+from asyncrl.wording import first_of
 
 CLOSED = "the pool of engines was closed"
 
@@ -261,7 +262,11 @@ class EnginePool:
         finally:
             # An error of the body is the body's, and leaves as it is. A cancellation may be the group's, for a member that crashed.
             cause = (type(error), error, error.__traceback__) if isinstance(error, asyncio.CancelledError) else (None, None, None)
-            await self._owner.__aexit__(*cause)
+            try:
+                await self._owner.__aexit__(*cause)
+            except BaseExceptionGroup as errors:
+                first = first_of(errors)
+                raise first from first.__cause__
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -236,6 +236,40 @@ def test_the_first_start_raises_what_went_wrong_and_closes_the_others(way: str, 
     assert rack.incidents == []
 
 
+def test_of_several_starts_that_fail_the_first_is_raised() -> None:
+    async def main() -> Any:
+        rack = Rack(3)
+        for ways in rack.ways:
+            ways.failing_starts = ["raise"]
+        with pytest.raises(RuntimeError, match=r"0\.0 has no memory"):
+            async with rack.pool:
+                raise AssertionError
+
+    run_virtual(main)  # which raises for an error that nobody has looked at
+
+
+def test_a_mistake_of_the_pool_s_own_ends_whoever_has_opened_it() -> None:
+    async def main() -> Any:
+        rack = Rack(2)
+
+        def report(_: Any) -> None:
+            raise ZeroDivisionError("a report that raises")
+
+        async def own() -> None:
+            async with rack.pool:
+                rack.engine(0).die()
+                await rack.ask("a")
+                await asyncio.sleep(1e6)
+
+        rack.pool.tell(report)
+        with pytest.raises(ZeroDivisionError, match="a report that raises"):
+            await own()
+        assert len(asyncio.all_tasks()) == 1
+        assert not rack.engine(1).is_open
+
+    run_virtual(main)
+
+
 def test_engines_start_at_once() -> None:
     async def main() -> Any:
         rack = Rack(4)
