@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -15,10 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from asyncrl import shared_memory
 from asyncrl.errors import EngineError
 from asyncrl.rollout.publication import Shelf
-from asyncrl.rollout.publication.placed import Placed, opened, place
+from asyncrl.rollout.publication.placed import Placed, Where, opened, place
 from asyncrl.world import RealWorld
 
 
@@ -81,21 +81,26 @@ def test_no_room_names_the_other_way() -> None:
         place({"huge": huge})
 
 
-def test_nothing_of_the_memory_is_left_when_its_process_is_killed() -> None:
-    folder = Path(shared_memory.folder())
-    before = set(folder.iterdir())
+def test_the_memory_has_no_name_that_a_killed_process_would_leave() -> None:
+    placed = place(_snapshot())
+    assert os.readlink(f"/proc/self/fd/{placed.where.fd}").endswith("(deleted)")
+
+
+def test_memory_goes_with_a_process_that_is_killed() -> None:
     code = (
-        "import torch, time; from asyncrl.rollout.publication.placed import place\n"
-        "placed = place({'a': torch.ones(1000)}); print(placed.where.fd, flush=True); time.sleep(60)"
+        "import json, time, torch; from dataclasses import asdict; from asyncrl.rollout.publication.placed import place\n"
+        "placed = place({'a': torch.ones(1000)}); print(json.dumps(asdict(placed.where)), flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout:
-        fd = process.stdout.readline().strip()
-    assert Path(f"/proc/{process.pid}/fd/{fd}").exists()
+        where = Where(**json.loads(process.stdout.readline()))
+    found = opened(where)
     process.send_signal(signal.SIGKILL)
     process.wait(30)
-    assert set(folder.iterdir()) <= before
+    assert found["a"].sum() == 1000  # whoever has opened it goes on
+    with pytest.raises(EngineError, match="cannot be opened"):
+        opened(where)
 
 
 async def test_a_snapshot_is_copied_once(world: RealWorld) -> None:
