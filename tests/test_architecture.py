@@ -82,7 +82,11 @@ def test_no_module_is_loaded_under_two_names() -> None:
         import importlib, pkgutil, sys
         import asyncrl
         for found in pkgutil.walk_packages(asyncrl.__path__, "asyncrl."):
-            importlib.import_module(found.name)
+            try:
+                importlib.import_module(found.name)
+            except ModuleNotFoundError as error:  # what runs inside vLLM can be loaded only there
+                if error.name.split(".")[0] != "vllm":
+                    raise
         files = {}
         for name, module in list(sys.modules.items()):
             if (path := getattr(module, "__file__", None)) and name != "__main__":
