@@ -32,7 +32,7 @@ class Incident:
 
     kind: IncidentKind
     what: str
-    """generate, tool, reward, session, group, sample, publish, stage, evaluation, journal, checkpoint, loop or row."""
+    """generate, tool, reward, session, group, sample, engine, publish, stage, evaluation, journal, checkpoint, loop or row."""
     text: str
     """One line for the user: what, how long, why."""
     uid: str = ""
