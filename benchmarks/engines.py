@@ -37,9 +37,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams as VLLMParams
-
     from asyncrl.ports import RolloutEngine
+    from asyncrl.rollout.vllm.settings import VLLMSettings
 
 MAX_NEW, CONTEXT, SLOTS, GROUP = 128, 160, 256, 8
 START_S, ROUND_S = 300.0, 300.0
@@ -62,7 +61,7 @@ class Setting:
     folder: Path
     threads: int
     has_seeds: bool
-    """vLLM's requests have seeds of their own, as a run's have."""
+    """Requests to vLLM alone have seeds of their own, as a run's have."""
 
 
 # --- in a process of its own ----------------------------------------------------------------------------------------------------
@@ -102,61 +101,42 @@ def serve_vllm(pipe: Connection, setting: Setting) -> None:
 
 
 async def _serve_vllm(pipe: Connection, setting: Setting) -> None:
-    from vllm import AsyncEngineArgs
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from asyncrl.rollout.publication import Publisher, Shelf
+    from asyncrl.rollout.vllm.engine import VLLMEngine
+    from asyncrl.world import RealWorld
 
-    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**_vllm_args(setting)))
-
-    async def generate(ids: list[int], seed: int, name: str) -> int:
-        params = _vllm_sampling(setting, seed)
-        params.output_kind = RequestOutputKind.FINAL_ONLY
-        answers = [answer async for answer in llm.generate({"prompt_token_ids": ids}, params, name)]
-        return len(answers[-1].outputs[0].token_ids)
-
-    pipe.send("ready")
-    while (asked := await asyncio.to_thread(_receive, pipe)) is not None:
-        prompts, seed = asked
-        made = await asyncio.gather(*(generate(ids, seed * 1000 + row, f"{seed}_{row}") for row, ids in enumerate(prompts)))
-        pipe.send(sum(made))
-    llm.shutdown()
+    async with RealWorld() as world:
+        shelf = Shelf(world=world)
+        try:
+            publisher = Publisher("shm", str(setting.folder), shelf)
+            await _serve_port(pipe, VLLMEngine(_vllm_settings(setting), world=world, publisher=publisher))
+        finally:
+            await shelf.close()
 
 
 def serve_alone(pipe: Connection, setting: Setting) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm import LLM
+    from vllm import LLM, SamplingParams
 
-    llm = LLM(**_vllm_args(setting))
+    from asyncrl.rollout.vllm.settings import engine_args
+
+    args = engine_args(_vllm_settings(setting))
+    llm = LLM(**{name: value for name, value in args.items() if name not in {"worker_extension_cls", "weight_transfer_config"}})
     pipe.send("ready")
     while (asked := _receive(pipe)) is not None:
         prompts, seed = asked
-        params = [_vllm_sampling(setting, seed * 1000 + row) for row in range(len(prompts))]
+        seeds = [seed * 1000 + row if setting.has_seeds else None for row in range(len(prompts))]
+        params = [SamplingParams(max_tokens=MAX_NEW, ignore_eos=True, logprobs=0, detokenize=False, seed=each) for each in seeds]
         answers = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
         pipe.send(sum(len(answer.outputs[0].token_ids) for answer in answers))
 
 
-def _vllm_args(setting: Setting) -> dict[str, Any]:
-    return {
-        "model": str(setting.folder),
-        "dtype": "float32",
-        "max_model_len": CONTEXT,
-        "max_num_seqs": SLOTS,
-        "enforce_eager": True,
-        "block_size": 32,
-        "kv_cache_memory_bytes": 256 << 20,
-        "logprobs_mode": "processed_logprobs",
-        "generation_config": "vllm",
-        "enable_chunked_prefill": False,  # the CPU build dies of a request with a seed whose prompt it computes in parts
-        "skip_tokenizer_init": True,
-        "disable_log_stats": True,
-    }
+def _vllm_settings(setting: Setting) -> "VLLMSettings":
+    from asyncrl.rollout.vllm.settings import VLLMSettings
 
-
-def _vllm_sampling(setting: Setting, seed: int) -> "VLLMParams":
-    from vllm import SamplingParams
-
-    seed_or_none = seed if setting.has_seeds else None
-    return SamplingParams(max_tokens=MAX_NEW, ignore_eos=True, logprobs=0, detokenize=False, seed=seed_or_none)
+    return VLLMSettings(
+        model=str(setting.folder), dtype="float32", max_num_seqs=SLOTS, context_len=CONTEXT, num_threads=setting.threads
+    )
 
 
 def _receive(pipe: Connection) -> tuple[Prompts, int] | None:

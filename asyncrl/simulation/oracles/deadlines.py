@@ -92,9 +92,14 @@ class Progress(Oracle):
 def longest_wait(run: TrainRun) -> float:
     """Seconds that a part of the controller may wait for one thing, by its deadlines: a session, a request, a commit, a scoring,
     the next attempt, an evaluation."""
-    deadlines = (run.agent.timeout_s, run.rollout.request_timeout_s, run.rollout.publish_timeout_s, run.store.commit_timeout_s)
+    deadlines = (run.agent.timeout_s, run.rollout.request_timeout_s, publication_s(run), run.store.commit_timeout_s)
     evaluation_s = run.eval.timeout_s if run.data.val_files else 0.0
     return max(*deadlines, run.reward.timeout_s, evaluation_s) + backoff_s(run)
+
+
+def publication_s(run: TrainRun) -> float:
+    """Seconds that the trainer waits for one, at most: the gate, the pool and the engines have the same deadline one by one."""
+    return run.rollout.publish_timeout_s * (2 + (not run.rollout.in_flight_updates))
 
 
 def backoff_s(run: TrainRun) -> float:
@@ -106,5 +111,5 @@ def step_bound(run: TrainRun) -> float:
     """Seconds of a whole step: its groups, its stages, the copy of the weights, a checkpoint, the publication, an evaluation, the
     journal."""
     stages = 8 * run.trainer.stage_timeout_s
-    publication = run.trainer.stage_timeout_s + 2 * run.rollout.publish_timeout_s
+    publication = run.trainer.stage_timeout_s + publication_s(run)
     return run.replay.sample_timeout_s + stages + publication + 2 * run.eval.timeout_s + 8 * run.store.commit_timeout_s + SLACK_S

@@ -34,7 +34,7 @@ def sticky_to_a_dead_engine() -> Iterator[None]:
 
 @bug("a session goes wherever the load is least: its beginning is in no cache", changes=TWO)
 def sessions_wander() -> Iterator[None]:
-    with replaced(Router, _can_stay=lambda self, home: False):
+    with replaced(Router, _can_stay=lambda self, home, version: False):
         yield
 
 
