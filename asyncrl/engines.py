@@ -19,7 +19,7 @@ from asyncrl.config import ModelConfig, TrainRun
 from asyncrl.errors import ConfigError
 from asyncrl.ports import Decode, RolloutEngine, World
 from asyncrl.rollout.opened_later import OpenedLater
-from asyncrl.rollout.pool import EnginePool, PoolLimits
+from asyncrl.rollout.pool import EnginePool, limits_of
 from asyncrl.rollout.publication.publisher import Publisher
 from asyncrl.rollout.publication.shelf import Shelf
 from asyncrl.rollout.torch_engine import TorchEngine
@@ -61,7 +61,7 @@ async def _pool_of(run: TrainRun, world: World, decode: Decode, *, count: int | 
     try:
         makers = (await world.offload(_makers, run, world, decode, shelf))[:count]
         log.info("opening %d engine%s of rollout.name = %r", len(makers), "s"[: len(makers) - 1], run.rollout.name)
-        async with EnginePool(makers, limits=limits_of(run)) as pool:
+        async with EnginePool(makers, limits=limits_of(run.rollout)) as pool:
             yield pool
     finally:
         await shelf.close()
@@ -70,18 +70,6 @@ async def _pool_of(run: TrainRun, world: World, decode: Decode, *, count: int | 
 def weights_of(model: ModelConfig) -> Snapshot:
     """Those of its folder, for engines that do not read them there. Blocking. Raises ModelError."""
     return Snapshot(version=0, tensors={name: tensor.detach() for name, tensor in load_model(model).named_parameters()})
-
-
-def limits_of(run: TrainRun) -> PoolLimits:
-    """How long the pool of a run waits for its engines."""
-    rollout = run.rollout
-    return PoolLimits(
-        start_timeout_s=rollout.start_timeout_s,
-        slow_after_s=rollout.slow_after_s,
-        hung_after_s=rollout.hung_after_s,
-        publish_timeout_s=rollout.publish_timeout_s,
-        max_restarts=rollout.max_restarts,
-    )
 
 
 def _makers(run: TrainRun, world: World, decode: Decode, shelf: Shelf) -> Sequence[Make]:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from asyncrl.config.rollout import RolloutConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
@@ -20,3 +22,14 @@ class PoolLimits:
     """In a row without an answer in between, an engine; then it is given up. 0: never started anew."""
     close_timeout_s: float = 60.0
     """Its closing, the engine's own deadline for it included; then it is left behind."""
+
+
+def limits_of(rollout: RolloutConfig) -> PoolLimits:
+    """As the configuration has them."""
+    return PoolLimits(
+        start_timeout_s=rollout.start_timeout_s,
+        slow_after_s=rollout.slow_after_s,
+        hung_after_s=rollout.hung_after_s,
+        publish_timeout_s=rollout.publish_timeout_s,
+        max_restarts=rollout.max_restarts,
+    )

@@ -9,26 +9,13 @@ tests/rollout/test_conformance.py that need no model.
 import asyncio
 from collections.abc import Iterator
 
-from asyncrl.config import TrainRun
 from asyncrl.config.simulation import Scenario
 from asyncrl.ports import GenerateRequest, Generation, WeightSnapshot, World
-from asyncrl.rollout.pool import EnginePool, PoolLimits
+from asyncrl.rollout.pool import EnginePool, limits_of
 from asyncrl.simulation.edges.engine import EngineKind, Place, SimEngine, SimGeneration
 from asyncrl.simulation.edges.policy import SimSnapshot
 from asyncrl.simulation.edges.sampler import Sampler
 from asyncrl.simulation.seams import Seams
-
-
-def limits_of(run: TrainRun) -> PoolLimits:
-    """Of the pool."""
-    rollout = run.rollout
-    return PoolLimits(
-        start_timeout_s=rollout.start_timeout_s,
-        slow_after_s=rollout.slow_after_s,
-        hung_after_s=rollout.hung_after_s,
-        publish_timeout_s=rollout.publish_timeout_s,
-        max_restarts=rollout.max_restarts,
-    )
 
 
 class SimEngines(EnginePool):
@@ -57,7 +44,7 @@ class SimEngines(EnginePool):
         self._controller_until = 0.0
         self._world = world
         self._seams = seams
-        super().__init__([Place(number, self.kind) for number in range(scenario.sim.engine.count)], limits=limits_of(run))
+        super().__init__([Place(number, self.kind) for number in range(scenario.sim.engine.count)], limits=limits_of(run.rollout))
 
     def serving(self) -> Iterator[SimEngine]:
         """Those that serve now, slow or not."""
