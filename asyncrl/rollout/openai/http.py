@@ -10,6 +10,7 @@ What is tried again: a connection that broke before an answer began, where the c
 changes nothing at the server. An answer that broke off in the middle is not asked for again.
 """
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -31,6 +32,8 @@ FIRST_PAUSE_S = 0.1
 """Before the second try, less up to a half; the next is twice as long."""
 KEEP_ALIVE_S = 4.0
 """A second less than uvicorn keeps an idle connection: few are used again just as it closes them."""
+MAX_OPENING = 64
+"""Streams whose answer has not begun. Hundreds that are sent in one turn of the loop hold it for a third of a second."""
 MAX_BYTES = 4 << 20
 """Of one event, or of the answer to a call. An event has some hundred bytes a token, of a few tokens."""
 _EXCERPT_BYTES = 4096
@@ -46,6 +49,7 @@ class Http:
         self._control_timeout_s = settings.control_timeout_s
         self._key = key
         self._world = world
+        self._opening = asyncio.Semaphore(MAX_OPENING)
         self._num_sent = 0
 
     async def call(
@@ -78,7 +82,7 @@ class Http:
 
         Raises ServerLostError and ServerRefusedError, at the start and while it is read.
         """
-        async with await self._send("POST", path, body, headers=headers, max_tries=MAX_TRIES) as response:
+        async with await self._opened(path, body, headers) as response:
             if response.status != 200:
                 raise await self._refusal(response)
             if response.content_type != "text/event-stream":
@@ -86,6 +90,10 @@ class Http:
                 raise ServerRefusedError(self.told(words), response.status)
             async with aclosing(self._events(response)) as events:
                 yield events
+
+    async def _opened(self, path: str, body: Json, headers: Mapping[str, str] | None) -> aiohttp.ClientResponse:
+        async with self._opening:
+            return await self._send("POST", path, body, headers=headers, max_tries=MAX_TRIES)
 
     async def _send(
         self,

@@ -95,6 +95,10 @@ class FakeServer:
             return web.Response(status=status, text=text)
         if path in self.handlers:
             return await self.handlers[path](request)
+        return await self.answer(request, path)
+
+    async def answer(self, request: web.Request, path: str) -> web.StreamResponse:
+        """As it does when nobody has changed it."""
         body = json.loads(text) if (text := await request.text()) else {}
         if path in (GENERATE, COMPLETIONS):
             self.bodies.append(body)

@@ -12,6 +12,7 @@ from asyncrl.errors import EngineError
 from asyncrl.ports import GenerateRequest, Generation, VersionSpan
 from asyncrl.rollout.openai import engine as engine_module
 from asyncrl.rollout.openai.engine import OpenAIEngine
+from asyncrl.rollout.openai.http import MAX_OPENING
 from asyncrl.rollout.publication.control import BrokenWeights
 from tests.rollout.openai.fake_server import COMPLETIONS as COMPLETIONS_PATH
 from tests.rollout.openai.fake_server import GENERATE, Event, FakeServer
@@ -88,6 +89,13 @@ async def test_a_wrong_answer_fails_its_request_alone(fakes: Fakes, request_of: 
         assert len((await engine.generate(request_of(max_tokens=40))).token_ids) == 40
         assert engine.stats()["free_slots"] == 8
         assert engine.failure is None
+
+
+async def test_a_log_prob_of_rounding_above_zero_is_zero(fakes: Fakes, request_of: RequestMaker) -> None:
+    server, url = fakes.servers.add()
+    async with fakes.engine(url) as engine:
+        server.spoil = on_last(lambda choice: choice["logprobs"]["content"][0].update(logprob=1e-6))
+        assert (await engine.generate(request_of(max_tokens=1))).log_probs == [0.0]
 
 
 async def test_neighbouring_spans_of_one_version_are_one(fakes: Fakes, request_of: RequestMaker) -> None:
@@ -203,6 +211,25 @@ async def test_no_more_than_max_num_seqs_are_sent_at_once(fakes: Fakes, request_
         for seed in range(20):
             group.create_task(engine.generate(request_of(seed=seed, max_tokens=9)))
     assert server.most_running == 3
+
+
+async def test_a_burst_of_requests_is_opened_in_small_lots(fakes: Fakes, request_of: RequestMaker) -> None:
+    server, url = fakes.servers.add()
+    opening, most = 0, 0
+
+    async def count(request: web.Request) -> web.StreamResponse:
+        nonlocal opening, most
+        opening += 1
+        most = max(most, opening)
+        await asyncio.sleep(0.02)
+        opening -= 1
+        return await server.answer(request, GENERATE)
+
+    async with fakes.engine(url, max_num_seqs=200) as engine, asyncio.TaskGroup() as group:
+        server.handlers[GENERATE] = count
+        for seed in range(200):
+            group.create_task(engine.generate(request_of(seed=seed, max_tokens=2)))
+    assert most == MAX_OPENING
 
 
 async def test_what_is_sent(fakes: Fakes, request_of: RequestMaker) -> None:
@@ -327,14 +354,24 @@ async def test_a_publication_cut_off_half_way_ends_the_engine(fakes: Fakes) -> N
         assert "version 1 did not come to its end" in str(engine.failure)
 
 
+async def drop(request: web.Request) -> web.Response:
+    """Without an answer."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def test_an_update_whose_answer_is_lost_is_not_repeated(fakes: Fakes) -> None:
+    server, url = fakes.servers.add()
+    async with fakes.engine(url) as engine:
+        server.handlers["/update_weights"] = drop
+        with pytest.raises(BrokenWeights, match="ServerDisconnectedError"):
+            await engine.publish(1, fake_snapshot(1))
+        assert server.calls.count("/update_weights") == 1
+
+
 async def test_a_pause_whose_answer_is_lost_ends_the_engine(fakes: Fakes) -> None:
     server, url = fakes.servers.add()
-
-    async def drop(request: web.Request) -> web.Response:
-        assert request.transport is not None
-        request.transport.abort()
-        return web.Response()
-
     async with fakes.engine(url) as engine:
         server.handlers["/pause"] = drop
         server.calls.clear()
@@ -398,6 +435,12 @@ async def test_a_pause_waits_for_them_too_and_weights_may_come_meanwhile(
         await engine.resume()
         await engine.resume()
         assert ((await old).version_spans[0].version, (await new).version_spans[0].version) == (0, 1)
+        await engine.pause()  # resuming twice was once, too
+        late = asyncio.create_task(engine.generate(request_of(max_tokens=1)))
+        await asyncio.wait({late}, timeout=0.02)
+        assert not late.done()
+        await engine.resume()
+        await late
 
 
 async def test_a_stop_string_closes_the_connection(fakes: Fakes, plain: tuple[FakeServer, str], request_of: RequestMaker) -> None:
