@@ -8,10 +8,8 @@ Invariants:
 """
 
 import multiprocessing
-import os
-import signal
 import threading
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.errors import AsyncRLError, ConfigError, EngineError, ModelError
@@ -20,7 +18,7 @@ from asyncrl.rollout.vllm.client import Client
 from asyncrl.rollout.vllm.environment import child_environment, inherited_by_children
 from asyncrl.rollout.vllm.installed import import_vllm
 from asyncrl.rollout.vllm.meter import Meter
-from asyncrl.rollout.vllm.processes import Process, children
+from asyncrl.rollout.vllm.processes import Offspring, Process, children
 from asyncrl.rollout.vllm.settings import VLLMSettings, engine_args
 from asyncrl.rollout.vllm.tether import NAME, Tether
 from asyncrl.wording import named_message_of
@@ -50,22 +48,14 @@ class _Start:
     def __init__(self, settings: VLLMSettings, world: World) -> None:
         self._settings = settings
         self._world = world
-        self._lock = threading.Lock()
-        self._is_given_up = False
-        self._thread: int | None = None
-        self._llm: AsyncLLM | None = None
+        self._is_given_up = threading.Event()
+        self._offspring = Offspring()
 
     def run(self) -> Client:
         """In a thread."""
-        with self._lock:
-            self._thread = threading.get_native_id()
-        try:
-            with inherited_by_children(child_environment(self._settings.num_threads)):
-                import_vllm()
-                return self._launch()
-        finally:
-            with self._lock:
-                self._thread = None
+        with inherited_by_children(child_environment(self._settings.num_threads)), self._offspring:
+            import_vllm()
+            return self._launch()
 
     def _launch(self) -> Client:
         from asyncrl.rollout.vllm.llm import LLM, meter_logger
@@ -78,27 +68,22 @@ class _Start:
         except EngineError:
             llm.shutdown(timeout=0)
             raise
-        return LLM(llm, meter, _processes(), self._world)
+        return LLM(llm, meter, _processes(self._offspring.pids()), self._world)
 
     def _check_wanted(self) -> None:
-        with self._lock:
-            if self._is_given_up:
-                raise EngineError("nobody waits for this vLLM any more")
+        if self._is_given_up.is_set():
+            raise EngineError("nobody waits for this vLLM any more")
 
     def give_up(self) -> None:
-        """Kill what has been started so far; vLLM then fails in its thread, and nobody hears it."""
-        with self._lock:
-            self._is_given_up = True
-            if self._thread is None:
-                return
-            for pid in children(os.getpid(), self._thread):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        """Kill what has been started so far, all of it if the thread has just done its work; vLLM then fails in its thread, and
+        nobody hears it."""
+        self._is_given_up.set()
+        self._offspring.kill()
 
 
-def _processes() -> list[Process]:
-    """EngineCore is the newest child of this thread; the workers are its children. None on a system that does not say."""
-    if not (found := children(os.getpid(), threading.get_native_id())):
+def _processes(found: Sequence[int]) -> list[Process]:
+    """EngineCore is the newest of these children; the workers are its own. None on a system that does not say."""
+    if not found:
         return []
     core = found[-1]
     ours = [process for process in multiprocessing.active_children() if process.pid == core]

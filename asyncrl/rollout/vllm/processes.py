@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 ZOMBIE = "Z"
 
@@ -53,6 +55,43 @@ def children(pid: int, thread: int | None = None) -> list[int]:
         with contextlib.suppress(OSError):  # a thread that has ended meanwhile
             found += map(int, path.read_text().split())
     return sorted(found)
+
+
+class Offspring:
+    """Processes that the thread of the block starts in it. Not those that it had before: another engine's, Python's own helper.
+
+    Any thread may ask, during the block and after it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self._others: frozenset[int] = frozenset()
+        self._pids: list[int] = []
+
+    def __enter__(self) -> Self:
+        with self._lock:
+            self._thread = threading.get_native_id()
+            self._others = frozenset(children(os.getpid(), self._thread))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.pids()
+        with self._lock:
+            self._thread = None
+
+    def pids(self) -> list[int]:
+        """Those that live; after the block, those that lived at its end."""
+        with self._lock:
+            if self._thread is not None:
+                self._pids = [pid for pid in children(os.getpid(), self._thread) if pid not in self._others]
+            return self._pids
+
+    def kill(self) -> None:
+        """None has to be there any more."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 class Watch:

@@ -7,10 +7,11 @@ import select
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from asyncrl.rollout.vllm.processes import Process, Watch, children
+from asyncrl.rollout.vllm.processes import Offspring, Process, Watch, children
 from asyncrl.rollout.vllm.tether import Tether, start_time
 
 SLEEP = "import time; time.sleep(600)"
@@ -85,6 +86,31 @@ def test_children_of_one_thread_are_told_apart() -> None:
     child.kill()
     child.communicate()
     assert child.pid not in children(os.getpid())
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_only_what_was_started_in_the_block_is_killed(is_over: bool) -> None:
+    """One thread starts two engines, one after the other; the start of the second is given up, in it or as it ends."""
+    first, second = Offspring(), Offspring()
+
+    def start(offspring: Offspring) -> "subprocess.Popen[str]":
+        with offspring:
+            child = run(SLEEP)
+            if offspring is second and not is_over:
+                pool.submit(second.kill).result()
+        return child
+
+    with ThreadPoolExecutor(1) as thread, ThreadPoolExecutor(1) as pool:
+        engines = [thread.submit(start, each).result() for each in (first, second)]
+        if is_over:
+            second.kill()
+        assert has_ended(engines[1].pid)
+        assert first.pids() == [engines[0].pid]
+        assert engines[0].poll() is None
+        first.kill()
+        assert has_ended(engines[0].pid)
+    for engine in engines:
+        engine.communicate()
 
 
 # --- tether -----------------------------------------------------------------------------------------------------------------------
