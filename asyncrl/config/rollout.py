@@ -49,7 +49,7 @@ class OpenAIConfig(Section):
     api_key_env: Variable = ""
     """Name of the environment variable with the key that the servers ask for. Empty: none is sent."""
     weights_dir: str = ""
-    """Folder that the servers reach under the same path, for weight_transfer = "directory"."""
+    """Folder that the servers reach under the same path, for weight_transfer = "directory"; of one run at a time."""
 
 
 class RolloutConfig(Section):

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from asyncrl.errors import EngineError
 from asyncrl.rollout.publication.placed import Tensors
 
-PATTERN = "weights-*"
+PATTERN = "asyncrl-weights-*"
+"""All that is there of this name is ours to remove; the folder may hold other things."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
@@ -57,8 +58,12 @@ class Directories:
         path = folder / PATTERN.replace("*", f"{self._number:06d}")
         unfinished = path.with_suffix(".tmp")
         unfinished.mkdir()
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, unfinished / "model.safetensors")
-        unfinished.rename(path)
+        try:
+            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, unfinished / "model.safetensors")
+            unfinished.rename(path)
+        except (OSError, SafetensorError):
+            shutil.rmtree(unfinished, ignore_errors=True)  # the disk may be full of it
+            raise
         return path
 
     def _remove_unused(self) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -169,8 +170,8 @@ async def test_who_waits_for_a_copy_gets_one_when_its_maker_is_cancelled(world: 
 
 async def test_directories_are_whole_and_old_ones_go(world: RealWorld, tmp_path: Path) -> None:
     folder = tmp_path / "weights"
-    (folder / "weights-000001").mkdir(parents=True)  # of a run that was killed
-    (folder / "weights-000002.tmp").mkdir()
+    (folder / "asyncrl-weights-000001").mkdir(parents=True)  # of a run that was killed
+    (folder / "asyncrl-weights-000002.tmp").mkdir()
     shelf = Shelf(world=world, folder=folder)
     first = await shelf.write(old := _snapshot(1.0))
     assert _names(folder) == {first.path.name}
@@ -194,6 +195,27 @@ async def test_a_folder_of_its_own_goes_with_the_shelf(world: RealWorld, tmp_pat
     await shelf.close()
     await shelf.close()
     assert _names(tmp_path) == set()
+
+
+async def test_what_else_is_in_the_folder_stays(world: RealWorld, tmp_path: Path) -> None:
+    (tmp_path / "weights-final").mkdir()
+    shelf = Shelf(world=world, folder=tmp_path)
+    for fill in (1.0, 2.0):
+        await shelf.write(_snapshot(fill))
+    await shelf.close()
+    assert _names(tmp_path) == {"weights-final"}
+
+
+async def test_a_copy_that_found_no_room_leaves_none_of_it(world: RealWorld, tmp_path: Path) -> None:
+    shelf, (soft, hard) = Shelf(world=world, folder=tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(EngineError, match="cannot be written"):
+            await shelf.write({"a": torch.zeros(1 << 16)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert _names(tmp_path) == set()
+    await shelf.close()
 
 
 async def test_a_directory_that_cannot_be_written_is_an_engines_error(world: RealWorld, tmp_path: Path) -> None:
