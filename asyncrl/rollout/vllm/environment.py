@@ -28,6 +28,7 @@ def child_environment(num_threads: int) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+        "TORCH_LOGS": os.environ.get("TORCH_LOGS", "-torch._library.triton"),  # it warns of CPU builds
         "PYTHONWARNINGS": "ignore",
     }
 
@@ -80,8 +81,8 @@ def inherited_by_children(values: dict[str, str]) -> Iterator[None]:
 
     A Ctrl-C reaches every process of the terminal's group. The run ends at the end of its step, and needs its engines until then.
     """
-    resource_tracker.ensure_running()  # it unblocks SIGINT when it is started
     with _shared.holding(values):
+        resource_tracker.ensure_running()  # unblocks SIGINT when it is started; warns of what killed processes leave, else
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield

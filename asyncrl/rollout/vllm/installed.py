@@ -1,6 +1,8 @@
 """Is vLLM there, and does it import? Asked before a run is anything; nothing here imports it but `import_vllm`."""
 
 import importlib
+import logging
+import os
 from importlib.util import find_spec
 
 from asyncrl.errors import ConfigError
@@ -22,6 +24,7 @@ def import_vllm() -> None:
     """Seconds of work; nothing the second time. Raises ConfigError when it is not there, or is broken, with the cause."""
     check_installed()
     try:
+        _quiet()
         for module in MODULES:
             importlib.import_module(module)
     except Exception as error:  # whatever a package beside it raises while it is imported
@@ -29,3 +32,9 @@ def import_vllm() -> None:
             f"vLLM is installed, but cannot be imported: {named_message_of(error)}; often a package beside it is of another build "
             "than torch: remove torchvision, torchaudio and torchcodec"
         ) from error
+
+
+def _quiet() -> None:
+    """vLLM sets its log level when an engine starts, and has told the terminal about missing GPU packages by then; so has torch."""
+    logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR").upper())
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)

@@ -40,6 +40,22 @@ def test_everything_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
+LEAK = """
+import os, signal, subprocess, sys
+from multiprocessing import shared_memory
+from asyncrl.rollout.vllm.environment import child_environment, inherited_by_children
+with inherited_by_children(child_environment(1)):
+    memory = shared_memory.SharedMemory(create=True, size=8)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_leaves_in_memory_is_removed_without_a_word() -> None:
+    """Python's helper that removes it ends after its owner, and would warn."""
+    ended = subprocess.run([sys.executable, "-c", LEAK], capture_output=True, text=True)  # returns when the helper has ended, too
+    assert (ended.returncode, ended.stderr) == (-signal.SIGKILL, "")
+
+
 def test_equal_ones_stand_together_and_another_waits() -> None:
     """Engines that start at once share an environment; the last one puts it back."""
     together, order = threading.Barrier(2, timeout=60), list[str]()
