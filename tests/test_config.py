@@ -184,12 +184,6 @@ def test_old_log_probs_can_be_asked_for() -> None:
     assert parse_run(TrainRun, tree(algorithm__old_log_probs="recompute")).old_log_probs == "recompute"
 
 
-def test_the_model_length_follows_the_data_unless_set() -> None:
-    lengths = {"data__max_prompt_length": 30, "data__max_response_length": 70}
-    assert parse_run(TrainRun, tree(**lengths)).max_model_len == 100
-    assert parse_run(TrainRun, tree(**lengths, rollout__max_model_len=128)).max_model_len == 128
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -112,3 +112,9 @@ def test_free_arguments_of_an_engine_are_taken_as_they_are() -> None:
     free = {"quantization": "fp8", "compilation_config": {"level": 3}, "max_num_batched_tokens": 4096}
     run = parse_run(TrainRun, tree(**VLLM, rollout__vllm__engine_args=free))
     assert run.rollout.vllm.engine_args == free
+
+
+def test_the_model_length_follows_the_data_unless_set() -> None:
+    lengths = {"data__max_prompt_length": 30, "data__max_response_length": 70}
+    assert parse_run(TrainRun, tree(**lengths)).max_model_len == 100
+    assert parse_run(TrainRun, tree(**lengths, rollout__max_model_len=128)).max_model_len == 128
