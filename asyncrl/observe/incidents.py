@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from asyncrl.observe.json_lines import cut_unfinished_line
-from asyncrl.ports import Incident, IncidentKind, Json, World
+from asyncrl.ports import Incident, IncidentKind, Json, Report, World, ignore_incident
 
 MOST_KEPT = 1000
 """Incidents between two takings; a run in which everything fails must not fill its memory. Further ones are only counted."""
@@ -28,9 +28,15 @@ class Incidents:
         self._counts: Counter[str] = Counter()
         self._kept: list[Line] = []
         self._num_left_out = 0
+        self._also: Report = ignore_incident
+
+    def tell(self, also: Report) -> None:
+        """Who hears of each at once from now on."""
+        self._also = also
 
     def report(self, incident: Incident) -> None:
         """Count it and keep it; the port's `Report`."""
+        self._also(incident)
         self._counts[f"incidents/{incident.kind}_{incident.what}"] += 1
         if len(self._kept) < MOST_KEPT:
             self._kept.append({**self._now(), **{name: part for name, part in asdict(incident).items() if part not in (None, "")}})

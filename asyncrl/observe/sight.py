@@ -22,7 +22,7 @@ from asyncrl.observe.progress import Progress
 from asyncrl.observe.run_folder import RunFolder
 from asyncrl.observe.trace_file import Record, TraceLog
 from asyncrl.observe.trajectories import TrajectoryText, write_trajectories
-from asyncrl.ports import StageResult, World
+from asyncrl.ports import Incident, StageResult, World
 
 
 class NumbersLog(Protocol):
@@ -145,6 +145,11 @@ class Sight:
         if lines and self._keep_incidents is not None:
             await self._world.offload(self._keep_incidents, lines)
 
+    def hear(self, incident: Incident) -> None:
+        """An engine's are said at once: they are few, and a run may stand still meanwhile."""
+        if incident.what == "engine":
+            self.say(incident.text)
+
     def say_incidents(self) -> None:
         """What went wrong since the controller began, a line a kind."""
         for line in incident_lines(self._incidents.counts()):
@@ -192,6 +197,7 @@ async def open_sight(
                     incidents=incidents,
                     keep_incidents=log.append,
                 )
+                incidents.tell(sight.hear)
                 try:
                     yield sight
                 finally:

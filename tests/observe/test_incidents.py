@@ -158,6 +158,19 @@ async def test_a_run_that_fails_leaves_them_and_tells_of_each_kind(
     assert "incidents: deadline x 1: tool 1\n" in capsys.readouterr().err
 
 
+async def test_what_befalls_an_engine_is_said_at_once(
+    folder: RunFolder, opened: OpenSight, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the step ends: with a single engine it does not, until that one is back."""
+    async with RealWorld() as world:
+        incidents = Incidents(world)
+        async with opened(world, incidents):
+            incidents.report(RETRY)
+            incidents.report(Incident(kind=IncidentKind.RETRY, what="engine", text="engine 0 is started anew"))
+            assert capsys.readouterr().err == "engine 0 is started anew\n"
+    assert [line["what"] for line in written(folder)] == ["session", "engine"]
+
+
 async def test_a_run_without_any_has_no_file_and_no_line(
     folder: RunFolder, opened: OpenSight, capsys: pytest.CaptureFixture[str]
 ) -> None:
