@@ -19,7 +19,7 @@ from asyncrl.ports import VersionSpan, World
 from asyncrl.rollout.vllm.answers import Call, Part
 from asyncrl.rollout.vllm.control import LLMControl
 from asyncrl.rollout.vllm.meter import Meter
-from asyncrl.rollout.vllm.processes import Process
+from asyncrl.rollout.vllm.processes import Process, outlived_by_none
 from asyncrl.wording import named_message_of
 
 CLOSE_TIMEOUT_S = 30.0
@@ -61,7 +61,8 @@ class LLM:
         """Its tasks on this loop and its sockets are closed as well when it returns; vLLM leaves them to the garbage collector."""
         resources = self._llm.engine_core.resources
         tasks = {self._llm.output_handler, resources.output_queue_task} - {None}
-        await self._world.offload(self._llm.shutdown, pool="engines", timeout_s=CLOSE_TIMEOUT_S)
+        with outlived_by_none(self.processes):
+            await self._world.offload(self._llm.shutdown, pool="engines", timeout_s=CLOSE_TIMEOUT_S)
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
         await self._world.offload(resources.ctx.destroy, 0, pool="engines", timeout_s=CLOSE_TIMEOUT_S)

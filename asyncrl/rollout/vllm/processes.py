@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -55,6 +55,22 @@ def children(pid: int, thread: int | None = None) -> list[int]:
         with contextlib.suppress(OSError):  # a thread that has ended meanwhile
             found += map(int, path.read_text().split())
     return sorted(found)
+
+
+@contextlib.contextmanager
+def outlived_by_none(processes: Iterable[Process]) -> Iterator[None]:
+    """Those that have not ended with the block are killed: one that is stopped hears nobody, and outlives even its parent."""
+    fds: list[int] = []
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, AttributeError):  # it has ended; not on Linux
+            fds.append(os.pidfd_open(process.pid))
+    try:
+        yield
+    finally:
+        for fd in fds:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            os.close(fd)
 
 
 class Offspring:

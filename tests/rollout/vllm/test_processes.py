@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from asyncrl.rollout.vllm.processes import Offspring, Process, Watch, children
+from asyncrl.rollout.vllm.processes import Offspring, Process, Watch, children, outlived_by_none
 from asyncrl.rollout.vllm.tether import Tether, start_time
 
 SLEEP = "import time; time.sleep(600)"
@@ -55,6 +55,18 @@ async def test_each_end_is_told_once_with_its_manner() -> None:
         each.communicate()
     watch.close()
     assert ends.empty()
+
+
+def test_a_stopped_process_does_not_outlive_the_block() -> None:
+    """It hears nobody: SIGTERM waits, and so does a thread in it that looks after its parent."""
+    child, gone = run(SLEEP), run("")
+    gone.communicate()
+    os.kill(child.pid, signal.SIGSTOP)
+    with outlived_by_none([Process(name="one", pid=child.pid), Process(name="two", pid=gone.pid)]):
+        child.terminate()
+    assert has_ended(child.pid)
+    child.communicate()
+    assert child.returncode == -signal.SIGKILL
 
 
 async def test_a_closed_watch_tells_nothing() -> None:

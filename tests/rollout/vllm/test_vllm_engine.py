@@ -215,11 +215,13 @@ async def test_a_full_cache_and_a_dead_worker(
 async def test_a_vllm_that_hangs_is_ended_all_the_same(
     vllm_kit: Kit, make_vllm: Callable[..., VLLMEngine], request_of: MakeRequest
 ) -> None:
+    """Its worker, too, which its own EngineCore would end and cannot."""
     async with make_vllm() as engine:
         await engine.generate(request_of(max_tokens=1))
         assert engine._client is not None
         pids = [process.pid for process in engine._client.processes]
-        os.kill(pids[0], signal.SIGSTOP)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
         task = asyncio.create_task(engine.generate(request_of(max_tokens=400)))
         await asyncio.wait({task}, timeout=0.5)
         assert not task.done()
