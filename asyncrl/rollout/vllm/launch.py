@@ -100,12 +100,12 @@ def _config_of(settings: VLLMSettings) -> "VllmConfig":
         config = AsyncEngineArgs(**args).create_engine_config()
     except Exception as error:  # of many classes: vLLM checks arguments and model in many places
         raise ConfigError(f"vLLM refuses the model {settings.model!r} or its settings: {named_message_of(error)}") from error
-    _check_head_size(settings.model, config)
+    check_head_size(settings.model, config)
     return config
 
 
-def _check_head_size(model: str, config: "VllmConfig") -> None:
-    """The CPU build finds out at the first request, and dies of it."""
+def check_head_size(model: str, config: "VllmConfig") -> None:
+    """Raises ModelError. The CPU build finds out at the first request, and dies of it."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():

@@ -15,10 +15,13 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
 
-from asyncrl.errors import UserError
+from asyncrl.errors import ModelError, UserError
 from asyncrl.rollout.vllm.environment import REMOVED, child_environment
 from asyncrl.rollout.vllm.installed import import_vllm
+from asyncrl.rollout.vllm.launch import check_head_size
 from asyncrl.rollout.vllm.settings import VLLMSettings, engine_args
 from asyncrl.rollout.vllm.tether import NAME, Tether
 
@@ -34,12 +37,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.environ.pop(name, None)
     try:
         import_vllm()
+        if not Path(options.model).is_dir():
+            raise ModelError(f"{options.model!r}: no such folder")
         arguments = server_args(options, engine_args(settings_of(options)))
     except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+        _refuse(error)
     sys.stderr.write(words_of(options))
-    _serve([*arguments, *free])
+    try:
+        _serve(options.model, [*arguments, *free])
+    except UserError as error:
+        _refuse(error)
+
+
+def _refuse(error: UserError) -> NoReturn:
+    sys.stderr.write(f"error: {error}\n")
+    sys.exit(2)
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -120,15 +132,17 @@ def command_line(args: Mapping[str, object]) -> list[str]:
     return words
 
 
-def _serve(arguments: list[str]) -> None:
+def _serve(model: str, arguments: list[str]) -> None:
     """vLLM's own way from its arguments to the end of its server. Its workers end with this process, however it ends."""
     import uvloop
+    from vllm import AsyncEngineArgs
     from vllm.entrypoints.launchers.api_server.entry import run_server
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
     validate_parsed_serve_args(args)
+    check_head_size(model, AsyncEngineArgs.from_cli_args(args).create_engine_config())
     args.additional_config = {**(args.additional_config or {}), NAME: Tether()}
     uvloop.run(run_server(args))
 
