@@ -116,14 +116,16 @@ def _check_parts(run: TrainRun) -> None:
 
 def _check_engine(rollout: RolloutConfig) -> None:
     """What can be known of an engine before it is started."""
-    if rollout.name == "vllm":
-        from asyncrl.rollout.vllm.installed import check_installed
-        from asyncrl.rollout.vllm.settings import check_free_args
+    from asyncrl.rollout.vllm.installed import check_installed
+    from asyncrl.rollout.vllm.settings import check_free_args
 
+    if rollout.name == "vllm":
         check_free_args(rollout.vllm.engine_args)
         check_installed()
     if rollout.name == "openai":
         _check_client(rollout.openai)
+        if rollout.transfer == "nccl":  # vLLM's own sending side
+            check_installed('rollout.weight_transfer = "nccl"')
 
 
 def _check_client(openai: OpenAIConfig) -> None:

@@ -114,11 +114,14 @@ def check(model_folder: Path, rows: str, tmp_path: Path) -> Any:
 
 
 def test_vllm_that_is_not_installed_says_how_to_install_it(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where only the sending of weights is its work."""
     monkeypatch.setitem(sys.modules, "vllm", None)
-    assert check(name="vllm") == (
-        "rollout.name = \"vllm\" needs vLLM, which is not installed: pip install 'asyncrl[vllm]' on a machine with a GPU, or "
+    how = (
+        " needs vLLM, which is not installed: pip install 'asyncrl[vllm]' on a machine with a GPU, or "
         "make setup-vllm for its CPU build"
     )
+    assert check(name="vllm") == f'rollout.name = "vllm"{how}'
+    assert check(**SERVERS, weight_transfer="nccl") == f'rollout.weight_transfer = "nccl"{how}'
 
 
 def test_an_argument_of_vllm_that_asyncrl_sets_is_refused_with_its_key(check: Any) -> None:

@@ -11,11 +11,11 @@ from asyncrl.wording import named_message_of
 MODULES = ("vllm", "vllm.v1.engine.async_llm")
 
 
-def check_installed() -> None:
+def check_installed(wanted_by: str = 'rollout.name = "vllm"') -> None:
     """Raises ConfigError when there is no vLLM. Imports nothing."""
     if find_spec("vllm") is None:
         raise ConfigError(
-            "rollout.name = \"vllm\" needs vLLM, which is not installed: pip install 'asyncrl[vllm]' on a machine with a GPU, or "
+            f"{wanted_by} needs vLLM, which is not installed: pip install 'asyncrl[vllm]' on a machine with a GPU, or "
             "make setup-vllm for its CPU build"
         )
 
