@@ -79,6 +79,8 @@ def engine_args(settings: VLLMSettings, *, is_cpu: bool | None = None) -> dict[s
         raise ConfigError(
             "rollout.vllm.engine_args.enable_chunked_prefill = true: vLLM's CPU build dies of a seeded request cut in two"
         )
+    if is_cpu and settings.weight_transfer == "nccl":
+        raise ConfigError('rollout.weight_transfer = "nccl" needs GPUs, and this vLLM is its CPU build; set "shm" or "directory"')
     of_platform = _cpu_args(settings) if is_cpu else _gpu_args(settings)
     return {**of_platform, **free, **_our_args(settings)}
 

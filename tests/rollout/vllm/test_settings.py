@@ -54,6 +54,12 @@ def test_a_gpu_is_named_to_vllm_and_keeps_its_share() -> None:
     assert "enable_chunked_prefill" not in args
 
 
+def test_the_cpu_build_broadcasts_nothing() -> None:
+    """Else it is told after the start, below a page of vLLM's traceback."""
+    with pytest.raises(ConfigError, match=r'rollout.weight_transfer = "nccl" needs GPUs.* set "shm" or "directory"'):
+        engine_args(settings(weight_transfer="nccl"), is_cpu=True)
+
+
 @pytest.mark.parametrize(("transfer", "backend"), [("shm", "asyncrl_shm"), ("nccl", "nccl"), ("directory", "asyncrl_shm")])
 def test_the_transfer_names_the_backend_of_the_workers(transfer: str, backend: str) -> None:
     assert engine_args(settings(weight_transfer=transfer), is_cpu=False)["weight_transfer_config"] == {"backend": backend}
