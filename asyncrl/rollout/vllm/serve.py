@@ -21,7 +21,6 @@ from typing import NoReturn
 from asyncrl.errors import ModelError, UserError
 from asyncrl.rollout.vllm.environment import REMOVED, child_environment
 from asyncrl.rollout.vllm.installed import import_vllm
-from asyncrl.rollout.vllm.launch import check_head_size
 from asyncrl.rollout.vllm.settings import VLLMSettings, engine_args
 from asyncrl.rollout.vllm.tether import NAME, Tether
 
@@ -139,6 +138,8 @@ def _serve(model: str, arguments: list[str]) -> None:
     from vllm.entrypoints.launchers.api_server.entry import run_server
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from asyncrl.rollout.vllm.launch import check_head_size
 
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
     validate_parsed_serve_args(args)

@@ -1,5 +1,6 @@
 """Kits of the engine over HTTP for the conformance suite: over a fake server in the default run, over vLLM's in `make vllm`."""
 
+import asyncio
 import os
 import select
 import signal
@@ -42,6 +43,13 @@ class Snapshot:
 def spell(ids: list[int]) -> str:
     """One letter a token: a decode function without a tokenizer."""
     return "".join(chr(0x4E00 + token) for token in ids)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """What a server's thread will have done in a moment."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (it sets no event on this loop)
+            await asyncio.sleep(1e-3)
 
 
 class Fakes:
