@@ -81,6 +81,8 @@ def engine_args(settings: VLLMSettings, *, is_cpu: bool | None = None) -> dict[s
         )
     if is_cpu and settings.weight_transfer == "nccl":
         raise ConfigError('rollout.weight_transfer = "nccl" needs GPUs, and this vLLM is its CPU build; set "shm" or "directory"')
+    if is_cpu and settings.devices:
+        raise ConfigError(f"rollout.vllm.devices: {settings.devices!r} are GPUs, and this vLLM is its CPU build; leave the key out")
     of_platform = _cpu_args(settings) if is_cpu else _gpu_args(settings)
     return {**of_platform, **free, **_our_args(settings)}
 

@@ -54,6 +54,11 @@ def test_a_gpu_is_named_to_vllm_and_keeps_its_share() -> None:
     assert "enable_chunked_prefill" not in args
 
 
+def test_the_cpu_build_has_no_devices_to_choose_from() -> None:
+    with pytest.raises(ConfigError, match=r"rollout.vllm.devices: '0,1' are GPUs.*leave the key out"):
+        engine_args(settings(devices="0,1"), is_cpu=True)
+
+
 def test_the_cpu_build_broadcasts_nothing() -> None:
     """Else it is told after the start, below a page of vLLM's traceback."""
     with pytest.raises(ConfigError, match=r'rollout.weight_transfer = "nccl" needs GPUs.* set "shm" or "directory"'):
