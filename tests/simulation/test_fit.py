@@ -188,6 +188,12 @@ def test_the_fitted_scenario_predicts_runs_of_other_shapes(found: Scenario, tmp_
     assert wall_s(outcome.watcher) == pytest.approx(wall_s(write_run(other, tmp_path / "other")), rel=0.05)
 
 
+def test_as_many_engines_are_simulated_as_the_run_had(found: Scenario, tmp_path: Path) -> None:
+    engines = {**KNOWN["engine"], "count": 2}
+    write_run(scenario_of(engine=engines), tmp_path / "two")
+    assert (found.sim.engine.count, fit(tmp_path / "two").sim.engine.count) == (1, 2)
+
+
 def test_a_single_turn_agent_is_one(tmp_path: Path) -> None:
     tree = {
         **{name: value for name, value in OWN.items() if name != "agent"},

@@ -155,6 +155,8 @@ def _engine(data: RunData) -> Iterator[Fact]:
     decode = _line_of(data.steps, "decode", "steps", "rows")
     alike = "" if decode.is_certain else "; all steps had as many rows: what a row adds cannot be told"
     why = f"least squares over {decode.count:.0f} decode steps{alike}"
+    if data.run.rollout.num_engines > 1:
+        yield Fact(key="engine.count", value=data.run.rollout.num_engines, why="rollout.num_engines")
     yield Fact(key="engine.decode_step_s", value=rounded(decode.base_s), why=why)
     yield Fact(key="engine.decode_row_s", value=rounded(decode.slope_s), why="the same")
     prefill = _line_of(data.steps, "prefill", "calls", "tokens")
