@@ -25,7 +25,7 @@ from asyncrl.rollout.pool.limits import PoolLimits
 from asyncrl.rollout.pool.member import Member, MemberState, Phase
 from asyncrl.rollout.pool.orders import Orders, Weights
 from asyncrl.rollout.pool.routing import Router
-from asyncrl.rollout.pool.tally import total
+from asyncrl.rollout.pool.tally import SHARES, total
 from asyncrl.wording import first_of
 
 CLOSED = "the pool of engines was closed"
@@ -199,10 +199,13 @@ class EnginePool:
     # --- figures
 
     def stats(self) -> dict[str, float]:
-        """Sums over the engines, in counters the dead ones included; `version` as above. And: engines, engines_slow, engines_down
-        (those that do not serve), restarts, at_pool (requests that wait for an engine)."""
+        """Sums over the engines, in counters the dead ones included; of shares the mean, and `version` as above. And: engines,
+        engines_slow, engines_down (those that do not serve), restarts, at_pool (requests that wait for an engine)."""
+        sums = total(member.stats() for member in self._members)
+        num_there = sum(member.life is not None for member in self._members)
         return {
-            **total(member.stats() for member in self._members),
+            **sums,
+            **{name: sums[name] / num_there for name in SHARES & sums.keys()},
             "version": float(self.version),
             "engines": float(len(self._makers)),
             "engines_slow": float(sum(member.is_slow for member in self._members)),

@@ -4,7 +4,9 @@ from collections.abc import Iterable
 
 from asyncrl.ports import RolloutEngine
 
-GAUGES = frozenset({"running", "waiting", "free_slots", "version"})
+SHARES = frozenset({"kv_cache_usage"})
+"""Of the stats, those between 0 and 1, of which a sum over engines says nothing."""
+GAUGES = SHARES | {"running", "waiting", "free_slots", "version"}
 """Of the stats, those that say how things stand; they die with their engine. All others count since its start."""
 
 

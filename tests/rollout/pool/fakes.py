@@ -169,7 +169,8 @@ class FakeEngine:
             raise EngineError(f"{self.name}: not now")
 
     def stats(self) -> dict[str, float]:
-        return {"generated_tokens": float(self.num_tokens), "running": float(self.num_running), "version": float(self.version)}
+        stats = {"generated_tokens": float(self.num_tokens), "running": float(self.num_running), "version": float(self.version)}
+        return {**stats, "kv_cache_usage": min(self.num_running / 4, 1.0)}
 
     async def __aenter__(self) -> Self:
         way = self._ways.failing_starts.pop(0) if self._ways.failing_starts else ""

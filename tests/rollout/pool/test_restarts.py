@@ -42,6 +42,26 @@ def test_who_waits_for_an_engine_that_dies_gets_its_reason_and_the_others_go_on(
     assert rack.told("retry") == ["engine 0 is started anew (restart 1 of 3 in a row): out of luck"]
 
 
+def test_shares_are_those_of_the_engines_that_are_there() -> None:
+    """Their mean, and nothing of a dead one's."""
+
+    async def main() -> Any:
+        rack = Rack(2)
+        async with rack.pool as pool:
+            tasks = [asyncio.create_task(rack.ask(str(number), tokens=60)) for number in range(6)]
+            await asyncio.sleep(0.5)
+            usages = [pool.stats()["kv_cache_usage"]]
+            rack.engine(0).die()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(1.0)
+            usages.append(pool.stats()["kv_cache_usage"])
+            await asyncio.gather(*tasks, return_exceptions=True)
+            usages.append(pool.stats()["kv_cache_usage"])
+        return usages
+
+    assert run_virtual(main) == [0.75, 0.75, 0.0]
+
+
 def test_a_dead_engine_is_closed_and_its_successor_serves() -> None:
     async def main() -> Any:
         rack = Rack(1)
