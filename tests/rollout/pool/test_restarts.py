@@ -2,12 +2,14 @@
 
 import asyncio
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from asyncrl.errors import DeadlineError, EngineError
+from asyncrl.ports import RolloutEngine
 from asyncrl.rollout.pool import Phase
+from asyncrl.rollout.pool.tally import Tally
 from tests.rollout.pool.fakes import Rack, now, run_virtual
 
 
@@ -60,6 +62,19 @@ def test_shares_are_those_of_the_engines_that_are_there() -> None:
         return usages
 
     assert run_virtual(main) == [0.75, 0.75, 0.0]
+
+
+def test_of_a_dead_engine_only_counters_stay() -> None:
+    class Figures:
+        beats = 5
+
+        def stats(self) -> dict[str, float]:
+            return {"generated_tokens": 3, "running": 2, "kv_cache_usage": 0.5}
+
+    tally, engine = Tally(), cast(RolloutEngine, Figures())
+    tally.add(engine)
+    assert (tally.beats(None), tally.stats(None)) == (5, {"generated_tokens": 3})
+    assert (tally.beats(engine), tally.stats(engine)) == (10, {"generated_tokens": 6, "running": 2, "kv_cache_usage": 0.5})
 
 
 def test_a_dead_engine_is_closed_and_its_successor_serves() -> None:
