@@ -17,6 +17,12 @@ from asyncrl.rollout.vllm.tether import Tether, start_time
 SLEEP = "import time; time.sleep(600)"
 # A child that unpickles the Tether on its standard input, says so, and goes on as vLLM's EngineCore does.
 TIED = "import pickle, sys, time; pickle.load(sys.stdin.buffer); print('tied', flush=True); time.sleep(600)"
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+print(child.pid, flush=True)
+child.wait()
+"""
 OWNER = """
 import pickle, subprocess, sys, time
 from asyncrl.rollout.vllm.tether import Tether
@@ -123,6 +129,18 @@ def test_only_what_was_started_in_the_block_is_killed(is_over: bool) -> None:
         assert has_ended(engines[0].pid)
     for engine in engines:
         engine.communicate()
+
+
+def test_a_stopped_child_of_what_is_given_up_ends_with_it() -> None:
+    """A worker that nobody ended would keep its memory for good."""
+    with Offspring() as offspring:
+        core = run(PARENT, SLEEP)
+        assert core.stdout is not None
+        worker = int(core.stdout.readline())
+    os.kill(worker, signal.SIGSTOP)
+    offspring.kill()
+    assert has_ended(worker)
+    core.communicate()
 
 
 # --- tether -----------------------------------------------------------------------------------------------------------------------
