@@ -104,8 +104,8 @@ class Offspring:
             return self._pids
 
     def kill(self) -> None:
-        """None has to be there any more."""
-        for pid in self.pids():
+        """With their own children: one that is stopped cannot notice. None has to be there any more."""
+        for pid in [each for child in self.pids() for each in (*children(child), child)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
