@@ -34,7 +34,7 @@ from asyncrl.agents.session import SessionFailure, SessionParts, failure_of, run
 from asyncrl.agents.settling import Settling
 from asyncrl.agents.tool_runner import ToolRunner
 from asyncrl.config import TrainRun
-from asyncrl.errors import DeadlineError, JournalWriteError, StaleLeaseError
+from asyncrl.errors import DeadlineError, EngineLostError, JournalWriteError, StaleLeaseError
 from asyncrl.keys import TRAIN, GroupLease, SessionLease
 from asyncrl.observe.spans import untraced
 from asyncrl.ports import (
@@ -314,6 +314,8 @@ class GroupRunner:
                 rows = await self._run(group, lease, live, turns)
             except Exception as error:  # the store refused, or the rows could not be made
                 rows = failure_of(error)
+            if not isinstance(rows, Rows):
+                self._check_engine(rows)
             if isinstance(rows, Rows) or not self._is_retried(group, lease, rows):
                 await self._world.site("agents.settle")  # nothing of it is written yet, and its siblings do not wait for it
                 with live.at("settle"):
@@ -323,6 +325,11 @@ class GroupRunner:
         if again is not None:
             await self._back_off(live, rows, again.attempt)
         return again
+
+    def _check_engine(self, failure: SessionFailure) -> None:
+        """A run without an engine ends at once: its groups stay under way for the next start, which no failed one would."""
+        if failure.kind is FailureClass.INFRA and (reason := self._parts.engine.failure) is not None:
+            raise EngineLostError(f"{reason}; go on with --resume")
 
     def _is_retried(self, group: Group, lease: SessionLease, failure: SessionFailure) -> bool:
         """Not for the greedy session's sake: that had its own attempts."""

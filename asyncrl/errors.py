@@ -35,7 +35,9 @@ AsyncRLError
 │   └── GroupFailedError              a group failed, and the run was told to end then
 ├── EngineError (RuntimeError)        the rollout engine failed or was closed
 │   ├── PromptTooLongError (ValueError)
-│   └── EmptySessionError             not one token was sampled
+│   ├── EmptySessionError             not one token was sampled
+│   ├── BrokenWeightsError            a publication failed half way: the engine is good for nothing any more
+│   └── EngineLostError               no engine is left, and none will come back
 ├── AlgorithmError (RuntimeError)     an estimator or a loss of the user raised, or answered what cannot be trained on
 ├── RewardError (RuntimeError)        a reward function raised, hung or returned nonsense: a failed session, never reward 0
 ├── TaskEndedError (RuntimeError)     an environment ended the task by itself: neither tried again nor a reward
@@ -278,6 +280,18 @@ class PromptTooLongError(EngineError, ValueError):
 
 class EmptySessionError(EngineError):
     """A session without a single sampled token: nothing to score, nothing to train on."""
+
+
+class BrokenWeightsError(EngineError):
+    """A publication failed after it had begun: the engine has some weights of the new version, and maybe caches of the old one.
+    It must answer no request any more."""
+
+
+class EngineLostError(EngineError):
+    """The engine of a run has died, or all of them are given up: nothing can be sampled any more.
+
+    To do: mend what the message names, and go on with --resume.
+    """
 
 
 class AlgorithmError(AsyncRLError, RuntimeError):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.errors import AsyncRLError
+from asyncrl.errors import EngineLostError
 from asyncrl.observe.metrics import read_metrics
 from asyncrl.rollout.opened_later import OpenedLater
 from asyncrl.rollout.pool import EnginePool
@@ -74,12 +74,18 @@ async def test_an_engine_that_dies_in_a_run_comes_back_and_costs_no_group(
 
 
 async def test_engines_that_die_again_and_again_end_the_run_with_their_reason(opened: Opened, config: Path) -> None:
-    overrides = (*POOL, "rollout.max_restarts=0", "replay.max_failed_groups_in_a_row=2")
-    async with opened(config, *overrides) as trainer:
-        for number in (0, 1):
-            in_step(trainer, 2, functools.partial(kill, pool_of(trainer), number))
-        with pytest.raises(AsyncRLError, match=r"no engine is left, all are given up .*out of luck"):
+    trainers: list[Trainer] = []
+
+    async def run() -> None:
+        async with opened(config, *POOL, "rollout.max_restarts=0") as trainer:
+            trainers.append(trainer)
+            for number in (0, 1):
+                in_step(trainer, 2, functools.partial(kill, pool_of(trainer), number))
             await trainer.fit()
+
+    with pytest.raises(EngineLostError, match=r"no engine is left, all are given up .*out of luck"):
+        await run()
+    assert trainers[0].agents.stats().get("groups_failure", 0) == 0
 
 
 async def test_figures_of_the_pool_are_metrics(opened: Opened, config: Path) -> None:

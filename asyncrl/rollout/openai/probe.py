@@ -37,6 +37,8 @@ unless the two are so near to each other that this cannot be told."""
 _PROMPTS = ((1, 2, 3), (7, 4), (9, 3, 8, 5, 6))
 """Small ids: the server's vocabulary may be another than ours."""
 _NO_SUCH_ROUTE = (403, 404, 405, 501)
+BROKEN_VERSION = "-1"
+"""Of weights that are partly old and partly new, until the first publication of the run, which comes before its first request."""
 HOW = "start vLLM with `python -m asyncrl.rollout.vllm.serve`, or see docs/engines.md"
 
 
@@ -58,8 +60,7 @@ async def probe(http: Http, settings: ServerSettings, *, control: Control | None
     try:
         model = await _model(http, settings)
         if control is not None:
-            await _check_control(http, control)
-            await _check_vocabulary(http, control, settings.vocab_size)
+            await _check_control(http, control, settings.vocab_size)
         async with within(settings.control_timeout_s, lambda: "no answer to a request of one token; has somebody paused it?"):
             prompts = [tuple(token % settings.vocab_size for token in prompt) for prompt in _PROMPTS]
             server = await _sampler(http, model, prompts[0])
@@ -96,7 +97,7 @@ async def _wait_for(http: Http, wait_s: float) -> None:
             raise ServerMisfitError(f"{error}; the server is not healthy") from error
         except ServerLostError as error:
             if error.has_begun or clock() >= end:
-                raise ServerMisfitError(f"{error}; no server answers there") from error
+                raise ServerMisfitError(f"{error}; no server answers there: start it, or mend rollout.openai.base_urls") from error
             if not is_told:
                 log.warning("%s; waiting up to %g s for the server to start", error, wait_s)
                 is_told = True
@@ -108,7 +109,9 @@ async def _model(http: Http, settings: ServerSettings) -> str:
         answer = await http.call("GET", "/v1/models", may_repeat=True)
     except ServerRefusedError as error:
         if error.status in (401, 403):
-            raise ServerMisfitError(f"{error}; it asks for a key, which rollout.openai.api_key_env names") from error
+            raise ServerMisfitError(
+                f"{error}; it asks for a key, or for another one than rollout.openai.api_key_env names"
+            ) from error
         raise
     lengths = _lengths(answer)
     if not lengths:
@@ -119,9 +122,7 @@ async def _model(http: Http, settings: ServerSettings) -> str:
         raise ServerMisfitError(http.told(f"it has {asked}; it has {names_shown(lengths)}"))
     length = lengths[name]
     if length is not None and length < settings.context_len:
-        words = (
-            f"its context is of {length} tokens, and the run's of {settings.context_len}; start it with a longer --max-model-len"
-        )
+        words = f"its context is of {length} tokens, and the run's of {settings.context_len}; start it with more (--context-len; vLLM's own --max-model-len)"
         raise ServerMisfitError(http.told(words))
     return name
 
@@ -134,26 +135,37 @@ def _lengths(answer: Json) -> dict[str, int | None]:
     return {name: length if isinstance(length, int) else None for name, length in lengths.items()}
 
 
-async def _check_control(http: Http, control: Control) -> None:
+async def _check_control(http: Http, control: Control, vocab_size: int) -> None:
+    """The routes for new weights; and that nobody else's publication is left half way."""
     try:
         answer = await http.call("GET", "/is_paused", may_repeat=True)
     except ServerRefusedError as error:
         if error.status not in _NO_SUCH_ROUTE:
             raise
         raise ServerMisfitError(http.told(f"it has no routes for new weights; {HOW}")) from error
+    workers = await _workers(control)
+    _check_vocabulary(http, workers, vocab_size)
+    if any(worker.get("is_updating") for worker in workers):
+        log.warning("%s", http.told("somebody has left it in the middle of new weights; it is given the run's own"))
+        await control.finish_weight_update(BROKEN_VERSION)  # between start and finish the first token would be its death
     if isinstance(answer, dict) and answer.get("is_paused"):
         log.warning("%s", http.told("it is paused; whoever did so is gone, and it is resumed"))
         await control.resume()
 
 
-async def _check_vocabulary(http: Http, control: Control, vocab_size: int) -> None:
-    """Of the model that the workers have: it would die of an id that is not in it."""
+async def _workers(control: Control) -> list[dict[str, Json]]:
+    """What each worker says of itself; nothing without our extension: whoever opens a publisher says what is missing."""
     try:
         workers = await control.collective_rpc("asyncrl_version", {})
     except ServerRefusedError:
-        return  # whoever opens a publisher says what is missing
+        return []
+    return [worker for worker in workers if isinstance(worker, dict)]
+
+
+def _check_vocabulary(http: Http, workers: Sequence[Mapping[str, Json]], vocab_size: int) -> None:
+    """Of the model that the workers have: it would die of an id that is not in it."""
     for worker in workers:
-        found = worker.get("vocab_size", vocab_size) if isinstance(worker, dict) else vocab_size
+        found = worker.get("vocab_size", vocab_size)
         if found != vocab_size:
             raise ServerMisfitError(http.told(f"its model has {found} token ids, and the run's {vocab_size}: it is another model"))
 

@@ -6,13 +6,7 @@ Publisher -> carrier -> [Control] -> vLLM, whose worker processes load the weigh
 from collections.abc import Mapping
 from typing import Protocol
 
-from asyncrl.errors import EngineError
 from asyncrl.ports import Json
-
-
-class BrokenWeights(EngineError):
-    """A publication failed after it had begun: the engine has some weights of the new version, and maybe caches of the old one.
-    It must answer no request any more."""
 
 
 class Control(Protocol):

@@ -13,10 +13,10 @@ from typing import Any, Literal, assert_never
 
 import torch
 
-from asyncrl.errors import EngineError
+from asyncrl.errors import BrokenWeightsError, EngineError
 from asyncrl.rollout.publication.carrier import Carrier
 from asyncrl.rollout.publication.check import ModelHeaders, fitting, read_headers
-from asyncrl.rollout.publication.control import BrokenWeights, Control
+from asyncrl.rollout.publication.control import Control
 from asyncrl.rollout.publication.directory import DirectoryCarrier
 from asyncrl.rollout.publication.shelf import Shelf
 from asyncrl.rollout.publication.shm import ShmCarrier
@@ -55,10 +55,11 @@ class Publisher:
     async def publish(self, control: Control, version: int, tensors: Mapping[str, torch.Tensor], *, is_paused: bool) -> None:
         """Returns when the next step samples from `tensors`. An engine that was paused stays so.
 
-        Raises EngineError, with nothing changed, when they do not fit; BrokenWeights when the engine is good for nothing any more.
+        Raises EngineError, with nothing changed, when they do not fit; BrokenWeightsError when the engine is good for nothing any
+        more.
         """
         if self._broken is not None:
-            raise BrokenWeights(self._broken)
+            raise BrokenWeightsError(self._broken)
         assert self._headers is not None, "open it first"
         fits = await self._shelf.world.offload(fitting, self._headers, tensors)
         parcel = await self._carrier.pack(fits)
@@ -69,7 +70,7 @@ class Publisher:
             self._broken = (
                 f"the publication of version {version} failed, and left the engine with weights that are not whole: {error}"
             )
-            raise BrokenWeights(self._broken) from error
+            raise BrokenWeightsError(self._broken) from error
         self._broken = None
 
     async def _swap(self, control: Control, version: int, parcel: Any, *, is_paused: bool) -> None:

@@ -81,10 +81,12 @@ class WorkerExtension:
     """Methods that vLLM adds to its workers; `collective_rpc` calls them by name."""
 
     model_runner: Any
+    _weight_update_active: bool
 
     def asyncrl_version(self) -> dict[str, str | int]:
-        """That this extension is there, in each worker, and how many token ids its model has."""
-        return {"transfer": BACKEND, "vocab_size": self.model_runner.model_config.get_vocab_size()}
+        """That this extension is there, in each worker, how many token ids its model has, and whether new weights are under way."""
+        vocab_size = self.model_runner.model_config.get_vocab_size()
+        return {"transfer": BACKEND, "vocab_size": vocab_size, "is_updating": self._weight_update_active}
 
     def asyncrl_mend_tied_head(self) -> None:
         """After weights came in by another way than `asyncrl_shm`, which does it by itself."""

@@ -37,7 +37,7 @@ EXPLAINED_BY: tuple[tuple[type[BaseException], frozenset[FaultKind]], ...] = (
     (GroupFailedError, _SESSION),
     (StalledError, _SESSION),
     (EvaluationError, _SESSION),
-    (EngineError, frozenset({K.ENGINE_DEATH})),
+    (EngineError, frozenset({K.ENGINE_DEATH, K.ENGINE_HANG})),
     (DeadlineError, SLOW),
     (StrayCancelError, frozenset({K.AWAIT_CANCEL})),
 )

@@ -84,6 +84,7 @@ class FakeServer:
         self.num_unfinished = 0
         self.aborted: set[str] = set()
         self.is_paused = False
+        self.is_updating = False
         self._may_run = asyncio.Event()
         self._may_run.set()
         self._update: Event = {}
@@ -141,7 +142,7 @@ class FakeServer:
 
     def _collective_rpc(self, request: web.Request, body: Event) -> Event:
         assert body["method"] == "asyncrl_version"
-        return {"results": [{"transfer": "asyncrl_shm", "vocab_size": self.vocab_size}]}
+        return {"results": [{"transfer": "asyncrl_shm", "vocab_size": self.vocab_size, "is_updating": self.is_updating}]}
 
     def _init_weight_transfer_engine(self, request: web.Request, body: Event) -> Event:
         return {}
@@ -152,6 +153,7 @@ class FakeServer:
 
     def _start_weight_update(self, request: web.Request, body: Event) -> Event:
         assert self.is_paused
+        self.is_updating = True
         return {}
 
     def _update_weights(self, request: web.Request, body: Event) -> Event:
@@ -159,7 +161,9 @@ class FakeServer:
         return {}
 
     def _finish_weight_update(self, request: web.Request, body: Event) -> Event:
-        self.version = int(opened(Where(**self._update["where"]))["version"].item())
+        self.is_updating = False
+        if self._update:
+            self.version = int(opened(Where(**self._update["where"]))["version"].item())
         self.told_version = body["weight_version"]
         return {}
 
@@ -194,6 +198,7 @@ class FakeServer:
         while reason is None:
             await asyncio.sleep(0)
             await self._may_run.wait()
+            assert not self.is_updating, "a request between start and finish of new weights: vLLM dies of it"
             if self.has_gone:
                 await self._write(response, {"error": {"message": self.has_gone, "code": 500}})
                 return

@@ -103,6 +103,17 @@ async def test_weights_by_a_directory(live: LiveServer, request_of: RequestMaker
         await publisher.close()
 
 
+async def test_a_server_left_in_the_middle_of_new_weights_serves_again(live: LiveServer, request_of: RequestMaker) -> None:
+    async with live.engine() as engine:
+        await engine._control.pause()
+        await engine._control.start_weight_update()
+    async with live.engine() as engine:
+        await engine.publish(1, live.snapshot(1))
+        generation = await engine.generate(request_of([1, 2], max_tokens=30))
+        assert worst_difference(live, request_of([1, 2]), generation) <= 1e-4
+        await engine.publish(2, live.snapshot(0))
+
+
 async def test_a_model_of_another_size_is_refused(live: LiveServer) -> None:
     with pytest.raises(ServerMisfitError, match=f"model has {LIVE_VOCAB} token ids, and the run's {LIVE_VOCAB + 1}"):
         await live.engine(vocab_size=LIVE_VOCAB + 1).__aenter__()

@@ -228,6 +228,16 @@ async def test_a_server_left_paused_is_resumed_by_who_trains(fakes: Fakes) -> No
         assert not server.is_paused
 
 
+async def test_a_server_left_in_the_middle_of_new_weights_samples_no_token_of_them(fakes: Fakes) -> None:
+    server, url = fakes.servers.add()
+    fakes.servers.call(server.pause)
+    server.is_updating = True
+    async with fakes.engine(url):
+        assert not server.is_updating
+        assert not server.is_paused
+    assert server.calls.index("/finish_weight_update") < server.calls.index("/resume")
+
+
 async def test_the_route_for_tokens_is_preferred(fakes: Fakes) -> None:
     server, url = fakes.servers.add()
     async with fakes.engine(url) as engine:

@@ -7,9 +7,8 @@ import pytest
 import torch
 from aiohttp import web
 
-from asyncrl.errors import EngineError
+from asyncrl.errors import BrokenWeightsError, EngineError
 from asyncrl.ports import GenerateRequest
-from asyncrl.rollout.publication.control import BrokenWeights
 from tests.rollout.openai.fake_server import GENERATE, FakeServer
 from tests.rollout.openai.kits import Fakes, Snapshot, fake_snapshot, spell, until
 
@@ -24,7 +23,7 @@ async def test_a_publication_that_fails_half_way_ends_the_engine(fakes: Fakes, r
             fakes.servers.call(server.pause)
             await until(lambda server=server: server.num_running == 1)  # type: ignore[misc]
             server.refusals[path] = (500, '{"error": {"message": "no luck"}}')
-            with pytest.raises(BrokenWeights, match=f"version 1 failed.*{path} answered 500 .*no luck"):
+            with pytest.raises(BrokenWeightsError, match=f"version 1 failed.*{path} answered 500 .*no luck"):
                 await engine.publish(1, fake_snapshot(1))
             with pytest.raises(EngineError, match="version 1 failed"):
                 await task
@@ -35,7 +34,7 @@ async def test_caches_that_are_kept_end_the_engine(fakes: Fakes) -> None:
     server, url = fakes.servers.add()
     server.keeps_cache = True
     async with fakes.engine(url) as engine:
-        with pytest.raises(BrokenWeights, match="kept its prefix cache"):
+        with pytest.raises(BrokenWeightsError, match="kept its prefix cache"):
             await engine.publish(1, fake_snapshot(1))
 
 
@@ -90,7 +89,7 @@ async def test_an_update_whose_answer_is_lost_is_not_repeated(fakes: Fakes) -> N
     server, url = fakes.servers.add()
     async with fakes.engine(url) as engine:
         server.handlers["/update_weights"] = drop
-        with pytest.raises(BrokenWeights, match="ServerDisconnectedError"):
+        with pytest.raises(BrokenWeightsError, match="ServerDisconnectedError"):
             await engine.publish(1, fake_snapshot(1))
         assert server.calls.count("/update_weights") == 1
 

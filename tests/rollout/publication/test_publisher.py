@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from asyncrl.errors import EngineError, ModelError
+from asyncrl.errors import BrokenWeightsError, EngineError, ModelError
 from asyncrl.ports import Json
-from asyncrl.rollout.publication import BrokenWeights, Publisher, Shelf
+from asyncrl.rollout.publication import Publisher, Shelf
 from asyncrl.rollout.publication.placed import Where, opened
 from asyncrl.world import RealWorld
 
@@ -124,7 +124,7 @@ async def test_a_snapshot_that_does_not_fit_changes_nothing(shelf: Shelf, model:
     weights = _weights(model)
     with pytest.raises(EngineError, match="lacks: 'more'") as refusal:
         await publisher.publish(notes, 1, weights | {"more": torch.zeros(1)}, is_paused=False)
-    assert not isinstance(refusal.value, BrokenWeights)
+    assert not isinstance(refusal.value, BrokenWeightsError)
     assert notes.told == []
     await publisher.publish(notes, 1, weights, is_paused=False)  # and it goes on
     assert notes.told[-1] == "resume"
@@ -137,11 +137,11 @@ async def test_a_failure_once_it_has_begun_breaks_the_engine_for_good(
     notes, publisher = Notes(), Publisher("shm", folder, shelf)
     await publisher.open(notes, 0)
     notes.fails_at = fails_at
-    with pytest.raises(BrokenWeights, match=rf"version 7 failed, .* not whole: no {fails_at}.* today"):
+    with pytest.raises(BrokenWeightsError, match=rf"version 7 failed, .* not whole: no {fails_at}.* today"):
         await publisher.publish(notes, 7, _weights(model), is_paused=False)
     notes.told.clear()
     notes.fails_at = ""
-    with pytest.raises(BrokenWeights, match="version 7 failed"):
+    with pytest.raises(BrokenWeightsError, match="version 7 failed"):
         await publisher.publish(notes, 8, _weights(model), is_paused=False)
     assert notes.told == []
     assert "version 7 failed" in str(publisher.broken)
