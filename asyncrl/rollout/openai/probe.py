@@ -122,8 +122,8 @@ async def _model(http: Http, settings: ServerSettings) -> str:
         raise ServerMisfitError(http.told(f"it has {asked}; it has {names_shown(lengths)}"))
     length = lengths[name]
     if length is not None and length < settings.context_len:
-        words = f"its context is of {length} tokens, and the run's of {settings.context_len}; start it with more (--context-len; vLLM's own --max-model-len)"
-        raise ServerMisfitError(http.told(words))
+        words = f"its context is of {length} tokens, and the run's of {settings.context_len}"
+        raise ServerMisfitError(http.told(f"{words}; start it with more (--context-len, vLLM's --max-model-len)"))
     return name
 
 
