@@ -52,11 +52,10 @@ class Waiters:
             self._waiters.discard(waiter)
 
     def fail(self, reason: str) -> None:
-        """Everyone who waits gets EngineError, and so does every later call. The first reason stands."""
+        """Everyone who waits gets EngineError, and so does every later call. The first reason stands. Not from within a wait."""
         if self.failure is not None:
             return
         self.failure = reason
         for waiter in self._waiters:
-            if waiter.task is not asyncio.current_task():  # that one knows
-                waiter.is_failed = True
-                waiter.task.cancel()
+            waiter.is_failed = True
+            waiter.task.cancel()

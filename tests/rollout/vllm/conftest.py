@@ -29,19 +29,20 @@ def spell(ids: list[int]) -> str:
 
 
 class FakeControl:
-    """Notes what it is told. `held`: a method that waits there for ever; `broken`: one that fails."""
+    """Notes what it is told. `held`: a method that waits for `released`; `broken`: one that fails."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
         self.held = ""
         self.broken = ""
         self.is_reached = asyncio.Event()
+        self.released = asyncio.Event()
 
     async def _note(self, what: str) -> None:
         self.told.append(what)
         if self.held == what:
             self.is_reached.set()
-            await asyncio.Event().wait()
+            await self.released.wait()
         if self.broken == what:
             raise EngineError(f"{what} is broken")
 

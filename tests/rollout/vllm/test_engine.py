@@ -90,7 +90,7 @@ async def test_a_stop_string_cuts_what_came_after_it_and_aborts(make_engine: Mak
         generation = await engine.generate(request(max_tokens=20, stop_strings=("cd", "never")))
     assert generation.token_ids == [0, 1, 2, 3]
     assert generation.log_probs == [-0.1, -0.2, -0.3, -0.4]
-    assert generation.token_versions() == [0, 0, 1, 1]
+    assert generation.version_spans == [spans[0], VersionSpan(start=2, end=4, version=1)]
     assert generation.stop_reason is StopReason.STOP
     assert client.aborted == [client.calls[0].request_id]
 
@@ -343,6 +343,21 @@ async def test_a_publication_that_is_cancelled_half_way_is_the_end(
         await asyncio.wait({task})
         assert task.cancelled()
         assert "did not come to its end" in str(engine.failure)
+
+
+async def test_control_calls_take_turns(
+    make_engine: MakeEngine, client: Client, world: RealWorld, weights: dict[str, torch.Tensor]
+) -> None:
+    """A publication asks whether the engine is paused: not in the middle of a pause."""
+    client.control.held = "pause"
+    async with make_engine(world) as engine:
+        pausing = asyncio.create_task(engine.pause())
+        await client.control.is_reached.wait()
+        publishing = asyncio.create_task(engine.publish(1, Snapshot(weights)))
+        await asyncio.wait({publishing}, timeout=0.1)
+        client.control.released.set()
+        await asyncio.gather(pausing, publishing)
+        assert (client.control.told.count("pause"), client.control.told.count("resume")) == (1, 0)
 
 
 async def test_a_publication_cancelled_while_it_waits_for_its_turn_harms_nobody(

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -90,6 +91,8 @@ async def test_a_closed_watch_tells_nothing() -> None:
 
 
 def test_what_is_not_known_is_not_said() -> None:
+    """Of one whose number another process has by now, and of one that has been taken note of."""
+    assert Process(name="one", pid=os.getpid()).ended() == f"one (pid {os.getpid()}) has ended"
     child = run("")
     child.communicate()
     assert Process(name="one", pid=child.pid).ended() == f"one (pid {child.pid}) has ended"
@@ -173,6 +176,7 @@ def test_it_is_the_same_text_wherever_it_is_and_does_nothing_at_home() -> None:
     again = pickle.loads(pickle.dumps(tether))
     assert again == tether == "asyncrl"
     assert again.owner == tether.owner
+    assert "asyncrl-tether" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_start_times_differ_and_stay() -> None:
