@@ -251,7 +251,8 @@ def test_weights_and_their_metrics_as_computed_plainly(seed: int, kind: str, thr
     if kind == "token":
         expected |= {"rollout_is_max": tokens.max(), "rollout_is_min": tokens.min()}
         expected |= {"rollout_is_ratio_fraction_high": (raw[mask] > float(high)).double().mean()}
-    assert {name: found.metrics[name] for name in expected} == pytest.approx({k: float(v) for k, v in expected.items()}, abs=1e-9)
+    # A deviation is the root of a difference of sums, in which the last bit of equal weights becomes 1e-8.
+    assert {name: found.metrics[name] for name in expected} == pytest.approx({k: float(v) for k, v in expected.items()}, abs=1e-7)
 
 
 # --- edges ----------------------------------------------------------------------------------------------------------------------
