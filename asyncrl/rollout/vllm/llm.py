@@ -60,17 +60,23 @@ class LLM:
     async def close(self) -> None:
         """Its tasks on this loop and its sockets are closed as well when it returns; vLLM leaves them to the garbage collector."""
         resources = self._llm.engine_core.resources
-        tasks = {self._llm.output_handler, resources.output_queue_task} - {None}
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()  # it would take the end for a failure, and print that
+        await _ended(self._llm.output_handler)
         with outlived_by_none(self.processes):
             await self._world.offload(self._llm.shutdown, pool="engines", timeout_s=CLOSE_TIMEOUT_S)
-        if tasks:
-            await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+        await _ended(resources.output_queue_task)
         await self._world.offload(resources.ctx.destroy, 0, pool="engines", timeout_s=CLOSE_TIMEOUT_S)
         self._llm.shutdown = _is_shut_down  # its __del__ calls it, maybe at the end of Python, when half of what it needs is gone
 
 
 def _is_shut_down() -> None:
     """Once is enough."""
+
+
+async def _ended(task: "asyncio.Task[None] | None") -> None:
+    if task is not None:
+        await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
 
 
 def _who(call: Call) -> str:
