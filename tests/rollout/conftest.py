@@ -148,7 +148,7 @@ class SimulatedKit:
     def make(
         self, *, max_num_seqs: int = 8, context_len: int = 128, version: int = 0, decode: Decode | None = spell
     ) -> RolloutEngine:
-        times = {"decode_step_s": 2e-4, "decode_row_s": 0.0, "prefill_call_s": 0.0, "prefill_token_s": 0.0}
+        times = {"decode_step_s": 1e-3, "decode_row_s": 0.0, "prefill_call_s": 0.0, "prefill_token_s": 0.0}
         times["prefill_tokens"] = self._prefill_tokens
         tree = {
             "data": {"max_prompt_length": 1, "max_response_length": 1},
