@@ -3,6 +3,7 @@
 import importlib
 import logging
 import os
+import threading
 from importlib.util import find_spec
 
 from asyncrl.errors import ConfigError
@@ -23,15 +24,26 @@ def check_installed(wanted_by: str = 'rollout.name = "vllm"') -> None:
 def import_vllm() -> None:
     """Seconds of work; nothing the second time. Raises ConfigError when it is not there, or is broken, with the cause."""
     check_installed()
-    try:
-        _quiet()
-        for module in MODULES:
-            importlib.import_module(module)
-    except Exception as error:  # whatever a package beside it raises while it is imported
+    errors: list[Exception] = []
+    # A thread of its own: vLLM keeps the errors of packages that it can do without, and with them the frames that had led there,
+    # with all that they held.
+    thread = threading.Thread(target=_import, args=(errors,), name="asyncrl-import", daemon=True)
+    thread.start()
+    thread.join()
+    for error in errors:
         raise ConfigError(
             f"vLLM is installed, but cannot be imported: {named_message_of(error)}; often a package beside it is of another build "
             "than torch: remove torchvision, torchaudio and torchcodec"
         ) from error
+
+
+def _import(errors: list[Exception]) -> None:
+    try:
+        _quiet()
+        for module in MODULES:
+            importlib.import_module(module)
+    except Exception as error:  # whatever a package beside it raises while it is imported; raised where it is waited for
+        errors.append(error)
 
 
 def _quiet() -> None:

@@ -9,6 +9,7 @@ Invariants:
 
 import multiprocessing
 import threading
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -128,4 +129,12 @@ def _start_llm(config: "VllmConfig", logger: type[Any]) -> "AsyncLLM":
     except AsyncRLError:
         raise
     except Exception as error:  # vLLM raises RuntimeError, TimeoutError, and what a broken build raises
+        _let_go(error)
         raise EngineError(f"vLLM did not start: {named_message_of(error)}") from error
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Of the half of an engine that an error keeps alive by the frames that it came from: sockets, and threads of ZeroMQ."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__

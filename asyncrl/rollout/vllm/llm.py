@@ -27,7 +27,7 @@ CLOSE_TIMEOUT_S = 30.0
 
 
 class LLM:
-    """A Client over `llm`."""
+    """A Client over `llm`. Made in a thread."""
 
     def __init__(self, llm: AsyncLLM, meter: Meter, processes: Sequence[Process], world: World) -> None:
         self._llm = llm
@@ -36,6 +36,8 @@ class LLM:
         self.processes = processes
         self.control = LLMControl(llm)
         self.vocab_size: int = llm.model_config.get_vocab_size()
+        # Once here, in a thread: for the first request vLLM looks through all installed packages for plugins.
+        llm.input_processor.process_inputs("", tokens_input([0]), SamplingParams(max_tokens=1), ("generate",))
 
     @property
     def is_dead(self) -> bool:
