@@ -185,14 +185,17 @@ class SharedVLLM:
         self.models = cache(models)
         self.world = world
         self.shelf = Shelf(world=world)
+        self.is_killed = False
+        """Said by who has done it: vLLM itself takes a moment to notice."""
         self._client: Client | None = None
         self._publisher = Publisher("shm", self.folder, self.shelf)
         self.models(0).save_pretrained(self.folder)
 
     async def lend(self, settings: VLLMSettings, world: World) -> Client:
         """An Opener: of a vLLM with room for all that the tests ask, with weights of version 0."""
-        if self._client is None or self._client.is_dead:
+        if self._client is None or self.is_killed:
             await self.close()
+            self.is_killed = False
             self._publisher = Publisher("shm", self.folder, self.shelf)
             self._client = await launch(replace(settings, max_num_seqs=64, context_len=512), self.world)
             await self._publisher.open(self._client.control, 0)
@@ -257,6 +260,7 @@ class VLLMKit:
         assert engine._client is not None
         core = engine._client.processes[0]
         os.kill(core.pid, signal.SIGKILL)
+        self._shared.is_killed = True
         return f"EngineCore (pid {core.pid})"
 
 
