@@ -19,7 +19,7 @@ from asyncrl.config import TrainRun, load_run
 from asyncrl.examples.tiny_model import save_model
 from asyncrl.observe.metrics import read_metrics
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 START_TIMEOUT_S, END_TIMEOUT_S = 180.0, 60.0
 STEPS = ("trainer.total_training_steps=500", "actor.optim.lr=1e-3", "algorithm.old_log_probs=recompute")
