@@ -7,13 +7,13 @@ import asyncio
 import importlib.util
 import json
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.agents.registry import check_agent_name
 from asyncrl.config import OpenAIConfig, RolloutConfig, SFTRun, TrainRun, load_run, to_toml, topology_of
+from asyncrl.config.addresses import read_key
 from asyncrl.config.algorithms import ESTIMATORS
 from asyncrl.dataset import RLHFDataset, read_table
 from asyncrl.errors import CheckpointError, ConfigError
@@ -131,10 +131,7 @@ def _check_engine(rollout: RolloutConfig) -> None:
 def _check_client(openai: OpenAIConfig) -> None:
     if importlib.util.find_spec("aiohttp") is None:
         raise ConfigError("rollout.name = \"openai\" needs aiohttp, which is not installed: pip install 'asyncrl[openai]'")
-    if openai.api_key_env and not os.environ.get(openai.api_key_env):
-        raise ConfigError(
-            f"rollout.openai.api_key_env = {openai.api_key_env!r}: there is no such environment variable, or it is empty"
-        )
+    read_key(openai.api_key_env, where="rollout.openai.api_key_env", error=ConfigError)
     if openai.weights_dir and not Path(openai.weights_dir).is_dir():
         raise ConfigError(f"rollout.openai.weights_dir = {openai.weights_dir!r}: no such folder")
 

@@ -1,11 +1,12 @@
 """Addresses of endpoints and names of variables without secrets in them, since configurations are kept and shown."""
 
+import os
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
 
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, UserError
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -49,3 +50,14 @@ Variable = Annotated[str, AfterValidator(_variable)]
 
 def is_this_machine(url: str) -> bool:
     return urlsplit(url).hostname in _LOOPBACK
+
+
+def read_key(variable: str, *, where: str, error: type[UserError]) -> str:
+    """The key in an environment variable; "": none. where: the configuration's key that names it. Raises `error` without showing
+    the key."""
+    key = os.environ.get(variable, "") if variable else ""
+    if variable and not key:
+        raise error(f"{where} = {variable!r}: there is no such environment variable, or it is empty")
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise error(f"{where} = {variable!r}: its value is no key; it has characters that no key has")
+    return key

@@ -8,7 +8,6 @@ proxies of the environment are not used.
 """
 
 import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC
@@ -17,6 +16,7 @@ from email.utils import parsedate_to_datetime
 import aiohttp
 
 from asyncrl.config import JudgeConfig
+from asyncrl.config.addresses import read_key
 from asyncrl.errors import RewardError, RewardSpecError
 from asyncrl.ports import Json, World
 from asyncrl.rewards.judge import Again, Answer
@@ -138,20 +138,10 @@ def _at(value: Json, *path: str | int) -> Json:
     return value
 
 
-def read_key(variable: str) -> str:
-    """The key in an environment variable; "": none. Raises RewardSpecError without showing it."""
-    key = os.environ.get(variable, "") if variable else ""
-    if variable and not key:
-        raise RewardSpecError(f"reward.judge.api_key_env = {variable!r}: there is no such environment variable, or it is empty")
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise RewardSpecError(f"reward.judge.api_key_env = {variable!r}: its value is no key; it has characters that no key has")
-    return key
-
-
 @asynccontextmanager
 async def open_endpoint(config: JudgeConfig, *, world: World) -> AsyncIterator[ChatEndpoint]:
     """The endpoint; nothing is asked yet. Leaving the block closes its connections. Raises RewardSpecError for a missing key."""
-    key = read_key(config.api_key_env)
+    key = read_key(config.api_key_env, where="reward.judge.api_key_env", error=RewardSpecError)
     headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
     if key:
         headers["Authorization"] = f"Bearer {key}"

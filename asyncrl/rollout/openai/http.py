@@ -11,7 +11,6 @@ changes nothing at the server. An answer that broke off in the middle is not ask
 """
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from itertools import count
@@ -19,6 +18,7 @@ from itertools import count
 import aiohttp
 import msgspec
 
+from asyncrl.config.addresses import read_key
 from asyncrl.errors import ConfigError
 from asyncrl.ports import Json, World
 from asyncrl.rollout.openai.errors import ServerLostError, ServerRefusedError
@@ -200,20 +200,10 @@ def said_in(body: bytes) -> str:
     return words or str(refusal.detail or body.decode(errors="replace"))
 
 
-def read_key(variable: str) -> str:
-    """The key in an environment variable; "": none. Raises ConfigError without showing it."""
-    key = os.environ.get(variable, "") if variable else ""
-    if variable and not key:
-        raise ConfigError(f"rollout.openai.api_key_env = {variable!r}: there is no such environment variable, or it is empty")
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ConfigError(f"rollout.openai.api_key_env = {variable!r}: its value is no key; it has characters that no key has")
-    return key
-
-
 @asynccontextmanager
 async def open_http(settings: ServerSettings, *, world: World) -> AsyncIterator[Http]:
     """Nothing is asked yet. Leaving the block closes all connections. Raises ConfigError for a missing key."""
-    key = read_key(settings.api_key_env)
+    key = read_key(settings.api_key_env, where="rollout.openai.api_key_env", error=ConfigError)
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
