@@ -6,8 +6,12 @@ Environment variables are the whole process's, so ours stand only while an engin
 one puts everything back, what vLLM has set for itself included.
 """
 
+import atexit
+import functools
 import os
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +34,16 @@ def child_environment(num_threads: int) -> dict[str, str]:
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         "TORCH_LOGS": os.environ.get("TORCH_LOGS", "-torch._library.triton"),  # it warns of CPU builds
         "PYTHONWARNINGS": "ignore",
+        "VLLM_RPC_BASE_PATH": os.environ.get("VLLM_RPC_BASE_PATH") or _socket_folder(),
     }
+
+
+@functools.cache
+def _socket_folder() -> str:
+    """Where the processes of all engines meet. vLLM would leave its sockets in the temporary folder for ever."""
+    folder = tempfile.mkdtemp(prefix="asyncrl-vllm-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class _Shared:

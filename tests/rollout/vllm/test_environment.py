@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,23 @@ def test_everything_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
+SOCKETS = """
+import os
+from asyncrl.rollout.vllm.environment import child_environment
+folder = child_environment(1)["VLLM_RPC_BASE_PATH"]
+assert folder == child_environment(2)["VLLM_RPC_BASE_PATH"]
+open(os.path.join(folder, "left"), "w").close()
+print(folder)
+"""
+
+
+def test_the_sockets_of_all_engines_go_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
+    shown = subprocess.run([sys.executable, "-c", SOCKETS], capture_output=True, text=True, check=True).stdout
+    assert len(shown) > 2
+    assert not os.path.exists(shown.strip())
+
+
 LEAK = """
 import os, signal, subprocess, sys
 from multiprocessing import shared_memory
@@ -50,9 +68,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_process_leaves_in_memory_is_removed_without_a_word() -> None:
+def test_what_a_killed_process_leaves_in_memory_is_removed_without_a_word(tmp_path: Path) -> None:
     """Python's helper that removes it ends after its owner, and would warn."""
-    ended = subprocess.run([sys.executable, "-c", LEAK], capture_output=True, text=True)  # returns when the helper has ended, too
+    environment = {**os.environ, "VLLM_RPC_BASE_PATH": str(tmp_path)}
+    # It returns when the helper has ended, too.
+    ended = subprocess.run([sys.executable, "-c", LEAK], capture_output=True, text=True, env=environment)
     assert (ended.returncode, ended.stderr) == (-signal.SIGKILL, "")
 
 
