@@ -31,9 +31,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from asyncrl.config.rollout import Transfer
 from asyncrl.errors import EngineError
 from asyncrl.ports import GenerateRequest, Generation, SamplingParams, World
-from asyncrl.rollout.publication import Publisher, Shelf, Transfer
+from asyncrl.rollout.publication import Publisher, Shelf
 from asyncrl.training.publication import Snapshot
 from asyncrl.world import RealWorld
 

@@ -9,10 +9,11 @@ Invariants:
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, assert_never
+from typing import Any, assert_never
 
 import torch
 
+from asyncrl.config.rollout import Transfer
 from asyncrl.errors import BrokenWeightsError, EngineError
 from asyncrl.rollout.publication.carrier import Carrier
 from asyncrl.rollout.publication.check import ModelHeaders, fitting, read_headers
@@ -20,8 +21,6 @@ from asyncrl.rollout.publication.control import Control
 from asyncrl.rollout.publication.directory import DirectoryCarrier
 from asyncrl.rollout.publication.shelf import Shelf
 from asyncrl.rollout.publication.shm import ShmCarrier
-
-Transfer = Literal["shm", "nccl", "directory"]
 
 
 class Publisher:

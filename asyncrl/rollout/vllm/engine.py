@@ -14,6 +14,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
+from asyncrl.config.rollout import COLDEST
 from asyncrl.errors import DeadlineError, EngineError
 from asyncrl.ports import Decode, GenerateRequest, Generation, StopReason, WeightSnapshot, World
 from asyncrl.rollout.publication.publisher import Publisher
@@ -28,9 +29,6 @@ from asyncrl.rollout.vllm.settings import VLLMSettings
 from asyncrl.rollout.vllm.waiters import Waiters
 
 log = logging.getLogger(__name__)
-
-LEAST_TEMPERATURE = 0.01
-"""vLLM samples at this one instead of a lower one, and would give log-probs of it."""
 
 
 class VLLMEngine:
@@ -98,10 +96,10 @@ class VLLMEngine:
         """
         client = self._opened()
         check_request(request, context_len=self.context_len, vocab_size=client.vocab_size, has_decode=self._rules.has_decode)
-        if 0 < request.sampling.temperature < LEAST_TEMPERATURE:
+        if 0 < request.sampling.temperature < COLDEST:
             raise EngineError(
                 f"request {request.request_id!r}: temperature {request.sampling.temperature} is too low for vLLM, which samples at "
-                f"{LEAST_TEMPERATURE} then; take 0 for greedy"
+                f"{COLDEST} then; take 0 for greedy"
             )
         if request.sampling.max_tokens == 0:
             return Generation(token_ids=[], log_probs=[], version_spans=[], stop_reason=StopReason.LENGTH)

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
 
+from asyncrl.config.rollout import Transfer
 from asyncrl.errors import ConfigError
 from asyncrl.ports import Json
 from asyncrl.wording import nearest, shown
@@ -62,7 +62,7 @@ class VLLMSettings:
     """Of each worker. 0: on a GPU what gpu_memory_utilization leaves, on a CPU 256."""
     enforce_eager: bool = False
     seed: int = 0
-    weight_transfer: Literal["shm", "nccl", "directory"] = "shm"
+    weight_transfer: Transfer = "shm"
     engine_args: Mapping[str, Json] = field(default_factory=dict)
     """Further arguments of AsyncEngineArgs."""
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from asyncrl.config.rollout import Transfer
 from asyncrl.ports import GenerateRequest, Generation, SamplingParams, World
-from asyncrl.rollout.publication import Publisher, Shelf, Transfer
+from asyncrl.rollout.publication import Publisher, Shelf
 from asyncrl.rollout.vllm.client import Client
 from asyncrl.rollout.vllm.engine import VLLMEngine
 from asyncrl.rollout.vllm.launch import launch

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from asyncrl.config.rollout import Transfer
 from asyncrl.errors import EngineError
-from asyncrl.rollout.publication import Shelf, Transfer
+from asyncrl.rollout.publication import Shelf
 from asyncrl.rollout.publication.placed import Placed, Tensors
 from asyncrl.rollout.vllm.engine import VLLMEngine
 from asyncrl.waiting import back_off
