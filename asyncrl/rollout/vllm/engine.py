@@ -4,13 +4,15 @@ session -> [generate] -> AsyncLLM -> EngineCore -> workers; trainer -> [publish]
 
 Waits: `generate` takes as long as its request, so the caller looks at `beats`; opening, `publish`, `pause` and `resume` have their
 caller's deadline. Once one of the processes has ended, or weights are half loaded, the engine is dead for good, and `failure` says
-why: everyone who waits gets EngineError at once, whatever vLLM itself has noticed by then.
+why: everyone who waits gets EngineError at once, whatever vLLM itself has noticed by then. Where vLLM is first to notice, they wait
+DEATH_NEWS_S at most for the end of a process, as only that one says which and how.
 """
 
 import asyncio
 import itertools
 import logging
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -29,6 +31,9 @@ from asyncrl.rollout.vllm.settings import VLLMSettings
 from asyncrl.rollout.vllm.waiters import Waiters
 
 log = logging.getLogger(__name__)
+
+DEATH_NEWS_S = 5.0
+"""A process that has failed has ended by then; one that was killed, within milliseconds."""
 
 
 class VLLMEngine:
@@ -105,14 +110,10 @@ class VLLMEngine:
             return Generation(token_ids=[], log_probs=[], version_spans=[], stop_reason=StopReason.LENGTH)
         self._num_in_flight += 1
         try:
-            with self._waiters.waiting():
+            async with self._waiting(client):
                 return await self._sample(client, request)
         except asyncio.CancelledError:
             self._cancelled += 1
-            raise
-        except EngineError:
-            self._notice_death(client)
-            self._waiters.check()
             raise
         finally:
             self._num_in_flight -= 1
@@ -146,13 +147,8 @@ class VLLMEngine:
         """
         client = self._opened()
         try:
-            with self._waiters.waiting():
-                async with self._controlling:
-                    await self._swap(client, version, snapshot)
-        except EngineError:
-            self._notice_death(client)
-            self._waiters.check()
-            raise
+            async with self._waiting(client), self._controlling:
+                await self._swap(client, version, snapshot)
         finally:
             if self._publisher.broken is not None:
                 self._waiters.fail(self._publisher.broken)
@@ -173,15 +169,9 @@ class VLLMEngine:
 
     async def _set_paused(self, is_paused: bool) -> None:
         client = self._opened()
-        try:
-            with self._waiters.waiting():
-                async with self._controlling:
-                    await (client.control.pause() if is_paused else client.control.resume())
-                    self._is_paused = is_paused
-        except EngineError:
-            self._notice_death(client)
-            self._waiters.check()
-            raise
+        async with self._waiting(client), self._controlling:
+            await (client.control.pause() if is_paused else client.control.resume())
+            self._is_paused = is_paused
 
     def stats(self) -> dict[str, float]:
         """Counters since the start, and how many requests are where now.
@@ -210,7 +200,7 @@ class VLLMEngine:
         self._meter = client.meter
         self._watch = Watch(client.processes, self._die_of)
         try:
-            with self._waiters.waiting():
+            async with self._waiting(client):
                 await self._publisher.open(client.control, self._version)
         except BaseException:
             await self._close("the engine could not be opened")
@@ -244,7 +234,15 @@ class VLLMEngine:
     def _die_of(self, end: str) -> None:
         self._waiters.fail(f"the engine is dead: {end}")
 
-    def _notice_death(self, client: Client) -> None:
-        """After an error: vLLM may know more than the ends of processes tell."""
-        if client.is_dead:
-            self._waiters.fail("the engine is dead: vLLM's EngineCore has failed, and has printed why")
+    @asynccontextmanager
+    async def _waiting(self, client: Client) -> AsyncIterator[None]:
+        """The block of a call. Its EngineError, in a death, is the one with the reason of it."""
+        try:
+            with self._waiters.waiting():
+                yield
+        except EngineError:
+            if client.is_dead:
+                await self._waiters.failed(DEATH_NEWS_S)
+                self._waiters.fail("the engine is dead: vLLM's EngineCore has failed, and has printed why")
+            self._waiters.check()
+            raise

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from asyncrl.errors import EngineError
@@ -24,6 +24,7 @@ class Waiters:
     def __init__(self) -> None:
         self.failure: str | None = None
         self._waiters: set[_Waiter] = set()
+        self._failed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -51,11 +52,18 @@ class Waiters:
         finally:
             self._waiters.discard(waiter)
 
+    async def failed(self, timeout_s: float) -> None:
+        """Returns after `fail`, or `timeout_s` later. Not within `waiting`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._failed.wait()
+
     def fail(self, reason: str) -> None:
         """Everyone who waits gets EngineError, and so does every later call. The first reason stands. Not from within a wait."""
         if self.failure is not None:
             return
         self.failure = reason
+        self._failed.set()
         for waiter in self._waiters:
             waiter.is_failed = True
             waiter.task.cancel()

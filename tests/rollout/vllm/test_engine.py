@@ -176,8 +176,32 @@ async def test_a_process_that_dies_ends_every_wait_and_is_named(make_engine: Mak
     assert len(client.left) == 3
 
 
-async def test_what_vllm_knows_first_is_the_end_too(make_engine: MakeEngine, client: Client, world: RealWorld) -> None:
-    """vLLM fails a request before any process has ended."""
+async def test_who_has_died_is_told_even_where_vllm_is_first_to_notice(
+    make_engine: MakeEngine, client: Client, world: RealWorld
+) -> None:
+    child = child_process()
+    client.processes = [Process(name="the worker", pid=child.pid)]
+    words = re.escape(f"the worker (pid {child.pid}) was killed by SIGKILL")
+
+    def fail(call: Call) -> list[Part]:
+        child.kill()  # nobody can have seen it when the error comes
+        client.is_dead = True
+        raise EngineError("dead")
+
+    async with make_engine(world) as engine:
+        client.answer = fail
+        for result in await asyncio.gather(*(engine.generate(request()) for _ in range(2)), return_exceptions=True):
+            assert isinstance(result, EngineError)
+            assert re.search(words, str(result))
+        assert re.search(words, str(engine.failure))
+    child.wait()
+
+
+async def test_what_vllm_alone_knows_is_the_end_too(
+    make_engine: MakeEngine, client: Client, world: RealWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM fails a request, and no process ends."""
+    monkeypatch.setattr("asyncrl.rollout.vllm.engine.DEATH_NEWS_S", 0.01)
 
     def fail(call: Call) -> list[Part]:
         client.is_dead = True
@@ -276,14 +300,17 @@ async def test_an_engine_that_cannot_be_opened_is_closed(make_engine: MakeEngine
     assert client.is_closed
 
 
+@pytest.mark.parametrize("way", ["held", "broken"])
 async def test_a_process_that_is_gone_when_the_engine_opens_is_its_death(
-    make_engine: MakeEngine, client: Client, world: RealWorld
+    way: str, make_engine: MakeEngine, client: Client, world: RealWorld
 ) -> None:
+    """Whether vLLM has nothing to say of it, or is first to say it."""
     child = child_process()
     child.kill()
     child.wait()
     client.processes = [Process(name="the worker", pid=child.pid, exit_code=lambda: -9)]
-    client.control.held = "asyncrl_version"
+    setattr(client.control, way, "asyncrl_version")
+    client.is_dead = way == "broken"
     with pytest.raises(EngineError, match="SIGKILL"):
         await make_engine(world).__aenter__()
     assert client.is_closed
