@@ -21,7 +21,7 @@ from asyncrl.observe.metrics import read_metrics
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-START_TIMEOUT_S, END_TIMEOUT_S = 300.0, 60.0
+START_TIMEOUT_S, END_TIMEOUT_S = 300.0, 120.0
 STEPS = ("trainer.total_training_steps=500", "actor.optim.lr=1e-3", "algorithm.old_log_probs=recompute")
 VLLM = ("rollout.name=vllm", "rollout.vllm.kv_cache_memory_mib=16", "rollout.vllm.enforce_eager=true")
 
