@@ -1,11 +1,13 @@
 """A vLLM without a model, in this process: what VLLMEngine asks of one, with every answer in the test's hand."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 import torch
 from safetensors.torch import save_file
 
@@ -16,11 +18,9 @@ from asyncrl.rollout.publication.shelf import Shelf
 from asyncrl.rollout.vllm.answers import Call, Part
 from asyncrl.rollout.vllm.engine import VLLMEngine
 from asyncrl.rollout.vllm.meter import Meter
+from asyncrl.rollout.vllm.processes import Process
 from asyncrl.rollout.vllm.settings import VLLMSettings
 from asyncrl.world import RealWorld
-
-if TYPE_CHECKING:
-    from asyncrl.rollout.vllm.processes import Process
 
 
 def spell(ids: list[int]) -> str:
@@ -116,6 +116,22 @@ class FakeClient:
 @pytest.fixture
 def client() -> FakeClient:
     return FakeClient()
+
+
+@pytest.fixture
+def child(client: FakeClient) -> "Iterator[subprocess.Popen[bytes]]":
+    """The one process of `client`, under the name of "the worker"."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    client.processes = [Process(name="the worker", pid=process.pid)]
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest_asyncio.fixture
+async def world() -> AsyncIterator[RealWorld]:
+    async with RealWorld() as world:
+        yield world
 
 
 MakeEngine = Callable[..., VLLMEngine]

@@ -4,13 +4,10 @@ import asyncio
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import pytest_asyncio
-import torch
 
 from asyncrl.errors import DeadlineError, EngineError
 from asyncrl.ports import GenerateRequest, SamplingParams, StopReason, VersionSpan
@@ -19,14 +16,9 @@ from asyncrl.rollout.vllm.engine import VLLMEngine
 from asyncrl.rollout.vllm.processes import Process
 from asyncrl.world import RealWorld
 
+Child = subprocess.Popen[bytes]
 Client = Any  # conftest.FakeClient: test folders are no packages, so its type cannot be imported here
 MakeEngine = Callable[..., VLLMEngine]
-
-
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[RealWorld]:
-    async with RealWorld() as world:
-        yield world
 
 
 def request(prompt: tuple[int, ...] = (1, 2, 3), *, seed: int = 0, **sampling: Any) -> GenerateRequest:
@@ -44,11 +36,6 @@ async def waiting_calls(engine: VLLMEngine, number: int) -> "list[asyncio.Task[A
         await asyncio.sleep(0)
     assert engine.stats()["running"] + engine.stats()["waiting"] == number
     return tasks
-
-
-class Snapshot:
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.tensors = tensors
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------------------
@@ -149,13 +136,9 @@ async def test_a_cancelled_call_is_aborted_and_counted(make_engine: MakeEngine, 
 # --- the end ----------------------------------------------------------------------------------------------------------------------
 
 
-def child_process() -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-
-
-async def test_a_process_that_dies_ends_every_wait_and_is_named(make_engine: MakeEngine, client: Client, world: RealWorld) -> None:
-    child = child_process()
-    client.processes = [Process(name="the worker", pid=child.pid)]
+async def test_a_process_that_dies_ends_every_wait_and_is_named(
+    make_engine: MakeEngine, client: Client, world: RealWorld, child: Child
+) -> None:
     client.control.held = "pause"
     async with make_engine(world) as engine:
         tasks = await waiting_calls(engine, 3)
@@ -171,16 +154,13 @@ async def test_a_process_that_dies_ends_every_wait_and_is_named(make_engine: Mak
         assert re.search(words, str(engine.failure))
         with pytest.raises(EngineError, match=words):
             await engine.generate(request())
-        child.wait()
     assert client.is_closed
     assert len(client.left) == 3
 
 
 async def test_who_has_died_is_told_even_where_vllm_is_first_to_notice(
-    make_engine: MakeEngine, client: Client, world: RealWorld
+    make_engine: MakeEngine, client: Client, world: RealWorld, child: Child
 ) -> None:
-    child = child_process()
-    client.processes = [Process(name="the worker", pid=child.pid)]
     words = re.escape(f"the worker (pid {child.pid}) was killed by SIGKILL")
 
     def fail(call: Call) -> list[Part]:
@@ -194,7 +174,6 @@ async def test_who_has_died_is_told_even_where_vllm_is_first_to_notice(
             assert isinstance(result, EngineError)
             assert re.search(words, str(result))
         assert re.search(words, str(engine.failure))
-    child.wait()
 
 
 async def test_what_vllm_alone_knows_is_the_end_too(
@@ -280,13 +259,11 @@ async def check(tasks: "list[asyncio.Task[Any]]") -> None:
 
 
 async def test_processes_that_do_not_end_in_time_are_killed(
-    make_engine: MakeEngine, client: Client, world: RealWorld, caplog: pytest.LogCaptureFixture
+    make_engine: MakeEngine, client: Client, world: RealWorld, child: Child, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def hang() -> None:
         raise DeadlineError("shutdown took longer than 30 s")
 
-    child = child_process()
-    client.processes = [Process(name="the worker", pid=child.pid)]
     async with make_engine(world):
         client.close = hang
     assert child.wait(60) == -signal.SIGKILL
@@ -302,10 +279,9 @@ async def test_an_engine_that_cannot_be_opened_is_closed(make_engine: MakeEngine
 
 @pytest.mark.parametrize("way", ["held", "broken"])
 async def test_a_process_that_is_gone_when_the_engine_opens_is_its_death(
-    way: str, make_engine: MakeEngine, client: Client, world: RealWorld
+    way: str, make_engine: MakeEngine, client: Client, world: RealWorld, child: Child
 ) -> None:
     """Whether vLLM has nothing to say of it, or is first to say it."""
-    child = child_process()
     child.kill()
     child.wait()
     client.processes = [Process(name="the worker", pid=child.pid, exit_code=lambda: -9)]
@@ -314,90 +290,3 @@ async def test_a_process_that_is_gone_when_the_engine_opens_is_its_death(
     with pytest.raises(EngineError, match="SIGKILL"):
         await make_engine(world).__aenter__()
     assert client.is_closed
-
-
-# --- publication ------------------------------------------------------------------------------------------------------------------
-
-
-async def test_publication_while_paused_leaves_it_paused(
-    make_engine: MakeEngine, client: Client, world: RealWorld, weights: dict[str, torch.Tensor]
-) -> None:
-    async with make_engine(world, version=3) as engine:
-        await engine.pause()
-        del client.control.told[:]
-        await engine.publish(4, Snapshot(weights))
-        assert "resume" not in client.control.told
-        await engine.resume()
-        await engine.publish(5, Snapshot(weights))
-        assert client.control.told.count("resume") == 2
-        assert (engine.version, engine.stats()["publications"]) == (5, 2)
-
-
-async def test_an_older_version_is_refused_and_nothing_is_changed(
-    make_engine: MakeEngine, client: Client, world: RealWorld, weights: dict[str, torch.Tensor]
-) -> None:
-    async with make_engine(world, version=3) as engine:
-        told = len(client.control.told)
-        with pytest.raises(EngineError, match="version 2 cannot be published: the engine has version 3"):
-            await engine.publish(2, Snapshot(weights))
-        with pytest.raises(EngineError, match="lacks parameters"):
-            await engine.publish(4, Snapshot({"layer.weight": weights["layer.weight"]}))
-        assert (len(client.control.told), engine.version, engine.failure) == (told, 3, None)
-
-
-@pytest.mark.parametrize("step", ["update", "reset", "resume"])
-async def test_a_publication_that_fails_half_way_is_the_end(
-    make_engine: MakeEngine, client: Client, world: RealWorld, weights: dict[str, torch.Tensor], step: str
-) -> None:
-    async with make_engine(world) as engine:
-        (other,) = await waiting_calls(engine, 1)
-        client.control.broken = step
-        with pytest.raises(EngineError, match=f"{step} is broken"):
-            await engine.publish(1, Snapshot(weights))
-        with pytest.raises(EngineError, match="not whole"):
-            await other
-        assert "not whole" in str(engine.failure)
-
-
-async def test_a_publication_that_is_cancelled_half_way_is_the_end(
-    make_engine: MakeEngine, client: Client, world: RealWorld, weights: dict[str, torch.Tensor]
-) -> None:
-    client.control.held = "update"
-    async with make_engine(world) as engine:
-        task = asyncio.create_task(engine.publish(1, Snapshot(weights)))
-        await client.control.is_reached.wait()
-        task.cancel()
-        await asyncio.wait({task})
-        assert task.cancelled()
-        assert "did not come to its end" in str(engine.failure)
-
-
-async def test_control_calls_take_turns(
-    make_engine: MakeEngine, client: Client, world: RealWorld, weights: dict[str, torch.Tensor]
-) -> None:
-    """A publication asks whether the engine is paused: not in the middle of a pause."""
-    client.control.held = "pause"
-    async with make_engine(world) as engine:
-        pausing = asyncio.create_task(engine.pause())
-        await client.control.is_reached.wait()
-        publishing = asyncio.create_task(engine.publish(1, Snapshot(weights)))
-        await asyncio.wait({publishing}, timeout=0.1)
-        client.control.released.set()
-        await asyncio.gather(pausing, publishing)
-        assert (client.control.told.count("pause"), client.control.told.count("resume")) == (1, 0)
-
-
-async def test_a_publication_cancelled_while_it_waits_for_its_turn_harms_nobody(
-    make_engine: MakeEngine, client: Client, world: RealWorld, weights: dict[str, torch.Tensor]
-) -> None:
-    client.control.held = "pause"
-    async with make_engine(world) as engine:
-        pausing = asyncio.create_task(engine.pause())
-        await client.control.is_reached.wait()
-        task = asyncio.create_task(engine.publish(1, Snapshot(weights)))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait({task})
-        assert engine.failure is None
-        pausing.cancel()
-        await asyncio.wait({pausing})
