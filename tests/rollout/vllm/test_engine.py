@@ -277,16 +277,27 @@ async def test_an_engine_that_cannot_be_opened_is_closed(make_engine: MakeEngine
     assert client.is_closed
 
 
-@pytest.mark.parametrize("way", ["held", "broken"])
 async def test_a_process_that_is_gone_when_the_engine_opens_is_its_death(
-    way: str, make_engine: MakeEngine, client: Client, world: RealWorld, child: Child
+    make_engine: MakeEngine, client: Client, world: RealWorld, child: Child
 ) -> None:
-    """Whether vLLM has nothing to say of it, or is first to say it."""
     child.kill()
     child.wait()
     client.processes = [Process(name="the worker", pid=child.pid, exit_code=lambda: -9)]
-    setattr(client.control, way, "asyncrl_version")
-    client.is_dead = way == "broken"
+    client.control.held = "asyncrl_version"
     with pytest.raises(EngineError, match="SIGKILL"):
         await make_engine(world).__aenter__()
+    assert client.is_closed
+
+
+async def test_a_process_that_dies_while_the_engine_opens_is_named(
+    make_engine: MakeEngine, client: Client, world: RealWorld, child: Child
+) -> None:
+    client.control.held = client.control.broken = "asyncrl_version"
+    opening = asyncio.create_task(make_engine(world).__aenter__())
+    await client.control.is_reached.wait()
+    child.kill()
+    client.is_dead = True
+    client.control.released.set()
+    with pytest.raises(EngineError, match="SIGKILL"):
+        await opening
     assert client.is_closed
