@@ -41,7 +41,7 @@ def child_environment(num_threads: int) -> dict[str, str]:
 @functools.cache
 def _socket_folder() -> str:
     """Where the processes of all engines meet. vLLM would leave its sockets in the temporary folder for ever."""
-    folder = tempfile.mkdtemp(prefix="asyncrl-vllm-")
+    folder = tempfile.mkdtemp(prefix="vllm-")  # short: a socket's whole path has 107 characters at most, of which vLLM takes 37
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
